@@ -11,7 +11,8 @@
 //! budget: 32 reads of 1 MiB at work; two greedy ones get a third each; a connection with nothing under
 //! way finds room.
 //!
-//! **Without room** a scan waits, and a read waits for [`PATIENCE`] and then is BUSY. Calls that hold room
+//! **Without room** a scan waits before it reads, and a read waits for [`PATIENCE`] and then is BUSY. A scan
+//! of the HTTP API that holds a message waits for the room of its text as long as a read. Calls that hold room
 //! and whose clients take less than 64 KiB/s of a waiting message end then ([`crate::transport::Hurry`]).
 //! Scans leave [`FOR_ONE_ANSWER`] to calls of one answer: those are many, and soon over.
 //!
@@ -124,14 +125,21 @@ impl AnswerShare {
 
     /// Reserves `bytes` if that many are free of the first `limit` bytes of the budget.
     fn try_hold(&self, bytes: u64, limit: u64) -> Option<Held> {
+        self.try_hold_beside(0, bytes, limit)
+    }
+
+    /// Reserves `bytes` for the text of a message that holds `message` bytes itself, if that many are free of the first
+    /// `limit` bytes of the budget.
+    fn try_hold_beside(&self, message: u64, bytes: u64, limit: u64) -> Option<Held> {
         let answers = &self.0.answers;
         // A message may be larger than the budget. Then it waits for all of it.
-        let bytes = bytes.min(limit);
+        let limit = limit.max(message);
+        let bytes = bytes.min(limit - message);
         let mut held = self.count(bytes);
         let own = self.0.bytes.load(Ordering::Relaxed);
         let free = limit.checked_sub(answers.bytes());
         // The first of a connection need not leave as much as it takes.
-        let has_room = free.is_some_and(|free| own <= bytes.max(free));
+        let has_room = free.is_some_and(|free| own <= (message + bytes).max(free));
         if has_room {
             return Some(held);
         }
@@ -145,7 +153,12 @@ impl AnswerShare {
 
     /// Reserves `bytes` as soon as that many are free of the first `limit` bytes of the budget.
     async fn hold(&self, bytes: u64, limit: u64) -> Held {
-        if let Some(held) = self.try_hold(bytes, limit) {
+        self.hold_beside(0, bytes, limit).await
+    }
+
+    /// Reserves `bytes` beside a message as soon as that many are free of the first `limit` bytes of the budget.
+    async fn hold_beside(&self, message: u64, bytes: u64, limit: u64) -> Held {
+        if let Some(held) = self.try_hold_beside(message, bytes, limit) {
             return held;
         }
         let answers = &self.0.answers;
@@ -154,7 +167,7 @@ impl AnswerShare {
         loop {
             // Made before the check, so that bytes that are returned in between wake it.
             let room = answers.room.notified();
-            if let Some(held) = self.try_hold(bytes, limit) {
+            if let Some(held) = self.try_hold_beside(message, bytes, limit) {
                 return held;
             }
             let _ = tokio::time::timeout(LOOK_AGAIN, room).await;
@@ -166,13 +179,25 @@ impl AnswerShare {
     /// # Errors
     /// BUSY if there is no room for a second.
     pub(crate) async fn hold_soon(&self, bytes: u64) -> Result<Held, Status> {
-        self.hold_in_time(bytes, self.0.answers.limit).await
+        self.hold_in_time(0, bytes, self.0.answers.limit).await
     }
 
-    /// Reserves bytes for the text of one message of a stream, as soon as there is room.
-    pub(crate) async fn hold_for_text(&self, bytes: u64) -> Held {
-        let limit = self.0.answers.limit_of_streams();
-        self.hold(bytes, limit).await
+    /// Reserves bytes for the text of a message that is held meanwhile. `is_stream`: others follow it. If all streams
+    /// waited here until there is room, none would ever make any.
+    ///
+    /// # Errors
+    /// BUSY if there is no room for a second.
+    pub(crate) async fn hold_for_text(
+        &self,
+        message: u64,
+        bytes: u64,
+        is_stream: bool,
+    ) -> Result<Held, Status> {
+        let limit = match is_stream {
+            true => self.0.answers.limit_of_streams(),
+            false => self.0.answers.limit,
+        };
+        self.hold_in_time(message, bytes, limit).await
     }
 
     /// Reserves the memory of a reflection stream.
@@ -181,15 +206,15 @@ impl AnswerShare {
     /// BUSY if there is no room for a second.
     pub(crate) async fn hold_for_stream(&self) -> Result<Held, Status> {
         let limit = self.0.answers.limit_of_streams();
-        self.hold_in_time(STREAM_BYTES, limit).await
+        self.hold_in_time(0, STREAM_BYTES, limit).await
     }
 
-    async fn hold_in_time(&self, bytes: u64, limit: u64) -> Result<Held, Status> {
-        if let Some(held) = self.try_hold(bytes, limit) {
+    async fn hold_in_time(&self, message: u64, bytes: u64, limit: u64) -> Result<Held, Status> {
+        if let Some(held) = self.try_hold_beside(message, bytes, limit) {
             return Ok(held);
         }
         // Boxed: most calls do not wait, and are smaller without it.
-        let room = Box::pin(self.hold(bytes, limit));
+        let room = Box::pin(self.hold_beside(message, bytes, limit));
         let answers = &self.0.answers;
         (tokio::time::timeout(PATIENCE, room).await)
             .map_err(|_| status::answers_busy(answers.bytes(), answers.limit))
@@ -323,19 +348,34 @@ impl ScanRoom {
 impl Room for ScanRoom {
     fn reserve(&self, bytes: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            // First: a scan that waits here holds no memory.
-            if let Some(tenant) = &self.tenant
-                && self.place.lock().is_none()
-            {
-                self.waits.store(true, Ordering::Relaxed);
-                let place = tenant.read_place_in_turn().await;
-                self.waits.store(false, Ordering::Relaxed);
-                *self.place.lock() = place.map(Arc::new);
-            }
-            if self.held.lock().is_none() {
-                let limit = self.share.0.answers.limit_of_streams();
-                let held = self.share.hold(bytes.max(RECORD_BYTES), limit).await;
-                *self.held.lock() = Some(held);
+            let (bytes, limit) = (
+                bytes.max(RECORD_BYTES),
+                self.share.0.answers.limit_of_streams(),
+            );
+            loop {
+                // First: a scan that waits here holds no memory.
+                if let Some(tenant) = &self.tenant
+                    && self.place.lock().is_none()
+                {
+                    self.waits.store(true, Ordering::Relaxed);
+                    let place = tenant.read_place_in_turn().await;
+                    self.waits.store(false, Ordering::Relaxed);
+                    *self.place.lock() = place.map(Arc::new);
+                }
+                if self.held.lock().is_some() {
+                    return;
+                }
+                if let Some(held) = self.share.try_hold(bytes, limit) {
+                    *self.held.lock() = Some(held);
+                    return;
+                }
+                // A scan that waits for memory holds no place: other reads of the tenant may find theirs.
+                drop(self.place.lock().take());
+                let held = self.share.hold(bytes, limit).await;
+                if self.tenant.is_none() {
+                    *self.held.lock() = Some(held);
+                    return;
+                }
             }
         })
     }
@@ -431,6 +471,21 @@ mod tests {
         assert!(other.hold_now(1).is_some());
     }
 
+    #[test]
+    fn text_beside_a_large_message_passes_alone() {
+        let answers = AnswerBudget::new(64 * KIB);
+        let [one, other] = [(); 2].map(|()| AnswerShare::new(&answers));
+        for message in [12 * KIB, 40 * KIB, 70 * KIB] {
+            let message = one.count(message);
+            let small = other.count(KIB);
+            let text = || one.try_hold_beside(message.bytes, 2 * message.bytes, 64 * KIB);
+            let has_room = message.bytes * 3 < 64 * KIB;
+            assert_eq!(text().is_some(), has_room, "{}", message.bytes);
+            drop(small);
+            assert!(text().is_some(), "{}", message.bytes);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn calls_of_one_answer_wait_a_second_and_are_busy() {
         let answers = AnswerBudget::new(64 * KIB);
@@ -463,6 +518,33 @@ mod tests {
         assert!(other.as_mut().poll(&mut context).is_pending());
         drop(at_work);
         assert!(other.await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn scan_that_waits_for_memory_leaves_its_place_to_other_reads() {
+        let answers = AnswerBudget::new(64 << 20);
+        let other = AnswerShare::new(&answers);
+        let full = other.count(64 << 20);
+        let tenant = Arc::new(TenantUsage::new("a", 1));
+        let room = ScanRoom::new(AnswerShare::new(&answers), Some(Arc::clone(&tenant)));
+        let mut reserved = room.reserve(KIB);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(reserved.as_mut().poll(&mut context).is_pending());
+        let mut other = Box::pin(tenant.read_place_if_paid());
+        assert!(other.as_mut().poll(&mut context).is_ready());
+        drop((other, full));
+        reserved.await;
+        assert_eq!(answers.bytes(), RECORD_BYTES);
+        assert!(room.at_work().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stream_that_waits_for_room_for_a_text_is_busy() {
+        let answers = AnswerBudget::new(64 * KIB);
+        let share = AnswerShare::new(&answers);
+        let _full = AnswerShare::new(&answers).count(64 * KIB);
+        let busy = share.hold_for_text(0, KIB, true).await.err().unwrap();
+        assert_eq!(busy.code(), tonic::Code::ResourceExhausted);
     }
 
     #[tokio::test]

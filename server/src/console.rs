@@ -29,10 +29,12 @@ use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
+use bytes::Bytes;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
+use crate::answers::{AnswerShare, Held};
 use crate::auth::Authority;
 use crate::config::Config;
 use crate::http::Hosts;
@@ -52,6 +54,8 @@ struct Console {
     node: Arc<Node>,
     settings: SettingsView,
     history: Arc<History>,
+    /// Bytes of answers with records that browsers have not taken.
+    answers: AnswerShare,
     streams: Arc<Semaphore>,
     reads: Arc<Semaphore>,
     /// Lists of producers, one at a time: each may flush.
@@ -64,7 +68,7 @@ pub(crate) fn router(
     node: Arc<Node>,
     config: &Config,
     hosts: Arc<Hosts>,
-    authority: Authority,
+    (authority, answers): (Authority, AnswerShare),
     streams: usize,
     (grpc, http): (SocketAddr, Option<SocketAddr>),
 ) -> Router {
@@ -74,6 +78,7 @@ pub(crate) fn router(
         node,
         settings: SettingsView::new(config, grpc, http),
         history,
+        answers,
         streams: Arc::new(Semaphore::new(streams.min(MAX_STREAMS))),
         reads: Arc::new(Semaphore::new(MAX_READS)),
         producers: Semaphore::new(1),
@@ -124,6 +129,31 @@ impl<T: Serialize> IntoResponse for Json<T> {
             Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
         }
+    }
+}
+
+/// A text that counts until its last byte was handed to the socket.
+struct CountedText {
+    text: Vec<u8>,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for CountedText {
+    fn as_ref(&self) -> &[u8] {
+        &self.text
+    }
+}
+
+impl Console {
+    /// An answer in JSON that counts in the memory of answers: it may have megabytes.
+    ///
+    /// # Errors
+    /// BUSY if there is no room for a second.
+    async fn counted(&self, value: &impl Serialize) -> Result<Response, Status> {
+        let text = serde_json::to_vec(value).map_err(|why| Status::internal(why.to_string()))?;
+        let held = self.answers.hold_soon(text.len() as u64).await?;
+        let text = Bytes::from_owner(CountedText { text, _held: held });
+        Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
     }
 }
 

@@ -306,9 +306,10 @@ impl ApiCall {
             }
         };
         let kind = method.output();
-        let (mut sender, body) = TextSender::new(connection.answers());
+        let (mut sender, body) = TextSender::new(connection.answers(), &connection.phase());
         if !is_stream {
-            let text = one(&mut messages, &sender, |bytes| form.message(&kind, bytes)).await;
+            let show = |bytes| form.message(&kind, bytes);
+            let text = one(&mut messages, &sender, access, show).await;
             let text = match text {
                 Ok(text) => text,
                 Err(status) => {
@@ -338,7 +339,7 @@ impl ApiCall {
                 match messages.next().await? {
                     None => Ok(None),
                     Some(bytes) => {
-                        let room = sender.room(&bytes).await;
+                        let room = sender.room(&bytes, true).await?;
                         form.message(&kind, bytes).map(|text| Some(room.of(text)))
                     }
                 }
@@ -353,6 +354,8 @@ impl ApiCall {
                 Err(status) => break Err(status),
             }
         };
+        // Others may wait for the room of its last message.
+        drop(messages);
         let sent = match form.end(&ended) {
             Some(text) => sender.send(HeldText::small(text)).await,
             None => Ok(()),
@@ -367,6 +370,7 @@ impl ApiCall {
 async fn one<B>(
     messages: &mut AnswerMessages<B>,
     sender: &TextSender,
+    access: Access,
     show: impl FnOnce(Bytes) -> Result<Bytes, Status>,
 ) -> Result<HeldText, Status>
 where
@@ -375,10 +379,69 @@ where
     let Some(message) = messages.next().await? else {
         return Err(Status::internal("the answer has no message"));
     };
-    let room = sender.room_soon(&message).await?;
+    let room = match access {
+        // It was applied: its answer is never refused.
+        Access::Write => sender.room_at_once(&message),
+        Access::Read => sender.room(&message, false).await?,
+    };
     let text = room.of(show(message)?);
     match messages.next().await? {
         None => Ok(text),
         Some(_) => Err(Status::internal("the answer has two messages")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use http_body::Frame;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::answers::{AnswerBudget, AnswerShare};
+    use crate::drain::Phase;
+
+    const BYTES: u64 = 1 << 10;
+
+    /// The body of an answer of one message.
+    struct GoodAnswer(Vec<Frame<Bytes>>);
+
+    impl GoodAnswer {
+        fn new() -> Self {
+            let ok = HeaderMap::from_iter([(Status::GRPC_STATUS, HeaderValue::from_static("0"))]);
+            let message = Bytes::from_static(b"\0\0\0\0\x06answer");
+            Self(vec![Frame::trailers(ok), Frame::data(message)])
+        }
+    }
+
+    impl http_body::Body for GoodAnswer {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(self.0.pop().map(Ok))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answer_to_a_write_is_never_refused_for_want_of_room() {
+        let answers = AnswerBudget::new(BYTES);
+        let _full = AnswerShare::new(&answers).count(BYTES);
+        let (_phase, phase) = watch::channel(Phase::Serving);
+        let (sender, _body) = TextSender::new(&AnswerShare::new(&answers), &phase);
+        let answered = async |access| {
+            let answer = http::Response::new(GoodAnswer::new());
+            let mut messages = AnswerMessages::open(answer).unwrap();
+            one(&mut messages, &sender, access, Ok).await
+        };
+        let text = answered(Access::Write).await.ok().unwrap();
+        assert_eq!(&text.bytes[..], b"answer");
+        let busy = answered(Access::Read).await.err().unwrap();
+        assert_eq!(busy.code(), tonic::Code::ResourceExhausted);
     }
 }

@@ -23,7 +23,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -46,6 +46,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tower::Service as _;
 
+use crate::answers::AnswerShare;
 use crate::audit::{AuditLog, AuditedPeer, Trail};
 use crate::auth::{Authority, CertNames, ServerRight};
 use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
@@ -148,6 +149,7 @@ pub(crate) fn start(
     };
     let (node, config, authority) = (Arc::clone(node), config.clone(), authority.clone());
     let audit = audit.cloned();
+    let answers = side.answers();
     let api = config.has_http_api().then(ApiThread::start).transpose()?;
     let api_handle = api.as_ref().map(|api| (api.handle(), side));
     let (stop, stopped) = oneshot::channel::<()>();
@@ -156,7 +158,7 @@ pub(crate) fn start(
         .spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = serve(listener, node, &config, grpc, (tls, api_handle), (authority, audit)) => {}
+                    () = serve(listener, node, &config, grpc, (tls, api_handle), (authority, audit, answers)) => {}
                     // The other end was dropped.
                     _ = stopped => {}
                 }
@@ -194,7 +196,7 @@ async fn serve(
     config: &Config,
     grpc: SocketAddr,
     (tls, api): (Option<TlsAcceptor>, Option<(Handle, SidePort)>),
-    (authority, audit): (Authority, Option<Arc<AuditLog>>),
+    (authority, audit, answers): (Authority, Option<Arc<AuditLog>>, AnswerShare),
 ) {
     let http = listener.local_addr().ok();
     let hosts = Arc::new(Hosts::new(&config.console_hosts));
@@ -219,7 +221,7 @@ async fn serve(
             Arc::clone(&node),
             config,
             hosts,
-            authority,
+            (authority, answers),
             most / 8,
             (grpc, http),
         );
@@ -436,7 +438,12 @@ async fn answer(request: Request<Incoming>, work: RequestAtWork, port: &Port) ->
         let busy = "too many requests are at work on this port; try again\n";
         return (StatusCode::SERVICE_UNAVAILABLE, busy).into_response();
     };
-    let Ok(response) = port.router.clone().call(request.map(Body::new)).await;
+    let place = Arc::clone(&work.0);
+    let request = request.map(|body| match body.is_end_stream() {
+        true => Body::new(body),
+        false => Body::new(ArrivingBody { body, place }),
+    });
+    let Ok(response) = port.router.clone().call(request).await;
     response.map(|body| {
         Body::new(AnswerBody {
             body,
@@ -485,6 +492,36 @@ impl http_body::Body for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of a request, which notes its end: bytes that come later are not of this request.
+struct ArrivingBody {
+    body: Incoming,
+    place: Arc<ConnPlace>,
+}
+
+impl http_body::Body for ArrivingBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.place.request_is_whole();
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -322,6 +322,25 @@ pub(crate) fn calls_busy(calls: &TooManyCalls) -> Status {
     .status()
 }
 
+/// Too many streams of health are open.
+pub(crate) fn watches_busy(watches: &TooManyCalls) -> Status {
+    let TooManyCalls { open, own, limit } = watches;
+    Failure::new(
+        Code::ResourceExhausted,
+        Reason::Busy,
+        format!(
+            "{open} streams of grpc.health.v1.Health/Watch are open, {own} of them on this connection; the limit is \
+             {limit}; end some, or call Check"
+        ),
+    )
+    .fact("open_calls", open)
+    .fact("own_calls", own)
+    .fact("limit_calls", limit)
+    .refused(Retry::Safe)
+    .retry_after(RETRY_LATER)
+    .status()
+}
+
 /// Answers that their clients do not take use up the memory that they have together.
 pub(crate) fn answers_busy(waiting: u64, limit: u64) -> Status {
     Failure::new(

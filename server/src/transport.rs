@@ -61,6 +61,8 @@ use crate::tls::{TlsAcceptor, TlsPort, TlsSource};
 use crate::wakes;
 use conn::ConnectionGuard;
 pub(crate) use incoming::Incoming;
+#[cfg(test)]
+pub(crate) use patience::AT_DRAIN;
 pub(crate) use patience::{Hurry, Patience};
 use peer::OpenConnection;
 pub(crate) use peer::{

@@ -152,7 +152,8 @@ fn samples(
             }
             changed = phase.changed() => {
                 changed.ok()?;
-                event("server", &console.server(&caller))
+                // The stream ends with the right; until then it has the facts that the rules of now allow.
+                event("server", &console.server(caller.current().ok()?.as_ref()))
             }
         };
         Some((event, (newest, phase, console, caller)))
@@ -211,7 +212,15 @@ impl LiveTail {
             if tail.ended {
                 return None;
             }
-            let event = match tail.page().await {
+            let mut lease = tail.lease.take();
+            // First: no record is sent once the right has ended.
+            let page = tokio::select! {
+                biased;
+                status = lease_end(&mut lease) => Err(status),
+                page = tail.page() => page,
+            };
+            tail.lease = lease;
+            let event = match page {
                 Ok(page) => event("records", &page),
                 Err(status) => {
                     tail.ended = true;
@@ -225,11 +234,8 @@ impl LiveTail {
     /// Waits for new records and reads the newest of them.
     async fn page(&mut self) -> Result<RecordsPage, Status> {
         if self.lost.is_none() {
-            let beyond = (self.engine).log_tail_beyond(&self.target, self.next);
-            tokio::select! {
-                beyond = beyond => beyond.map_err(|error| status::read(&error))?,
-                status = lease_end(&mut self.lease) => return Err(status),
-            }
+            let beyond = (self.engine).log_tail_beyond(&self.target, self.next).await;
+            beyond.map_err(|error| status::read(&error))?;
         }
         tokio::time::sleep_until(self.earliest).await;
         self.earliest = Instant::now() + PACE;

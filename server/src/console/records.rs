@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Extension, Query, State};
+use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use wald_storage::{
     Timestamp,
 };
 
-use super::{Console, ConsoleError, Json};
+use super::{Console, ConsoleError};
 use crate::auth::{Amount, Caller, Engine, LogRight, Permitted, TenantUsage};
 use crate::convert;
 use crate::status::{self, Access};
@@ -329,7 +330,7 @@ pub(super) async fn page(
     State(console): State<Arc<Console>>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<PageQuery>,
-) -> Result<Json<RecordsPage>, ConsoleError> {
+) -> Result<Response, ConsoleError> {
     let tenant = caller.tenant().map(Arc::as_ref);
     // First: a page that waits here takes no turn from other pages.
     let _place = place(tenant).await?;
@@ -342,7 +343,7 @@ pub(super) async fn page(
     let (start, until, limit) = query.range(&info);
     let mut page = read(engine, tenant, &target, start, until, limit, Cut::LINE).await?;
     page.name_what_was_trimmed();
-    Ok(Json(page))
+    Ok(console.counted(&page).await?)
 }
 
 impl RecordsPage {
@@ -380,7 +381,7 @@ pub(super) async fn one(
     State(console): State<Arc<Console>>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<OneQuery>,
-) -> Result<Json<RecordOrGap>, ConsoleError> {
+) -> Result<Response, ConsoleError> {
     let tenant = caller.tenant().map(Arc::as_ref);
     // First: a page that waits here takes no turn from other pages.
     let _place = place(tenant).await?;
@@ -401,7 +402,7 @@ pub(super) async fn one(
             asked: lsn,
         })
     };
-    Ok(Json(item.ok_or_else(beyond)?))
+    Ok(console.counted(&item.ok_or_else(beyond)?).await?)
 }
 
 /// A place among the reads of the tenant, if there is one.

@@ -23,14 +23,15 @@ use bytes::Bytes;
 use http_body::Frame;
 use prost_reflect::{DynamicMessage, MessageDescriptor, SerializeOptions, Value};
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 use super::contract::descriptors;
 use crate::answers::{AnswerShare, Held};
+use crate::drain::Phase;
 use crate::status;
-use crate::transport::Hurry;
+use crate::transport::{Hurry, Patience};
 
 /// The type of a stream of events.
 pub(super) const EVENTS: &str = "text/event-stream";
@@ -42,6 +43,10 @@ const JSON: &str = "application/json";
 const PIECE_BYTES: usize = 64 << 10;
 /// Seconds after which a piece must have moved when others wait for the memory of answers.
 const HURRY_SECONDS: u64 = 4;
+/// Longest wait for a client. The HTTP port has a bound of its own; only a server that drains has less time.
+const UNTIL_DRAINING: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Bytes before each message of gRPC, which count with it.
+const PREFIX_BYTES: usize = 5;
 /// Pause of a browser before it opens a stream of events again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -293,7 +298,7 @@ fn most_text(message: &[u8]) -> u64 {
     message.len() as u64 * 2 + control * 6
 }
 
-/// The client is gone, or took too little while others waited for the memory of its answer.
+/// The client is gone, or took too little while others waited for the memory of its answer or the server drained.
 #[derive(Debug)]
 pub(super) struct Gone;
 
@@ -303,11 +308,12 @@ pub(super) struct TextSender {
     is_whole: Arc<AtomicBool>,
     share: AnswerShare,
     hurry: Hurry,
+    patience: Patience,
 }
 
 impl TextSender {
     /// A sender whose text counts as that connection's, and its body.
-    pub(super) fn new(share: &AnswerShare) -> (Self, TextBody) {
+    pub(super) fn new(share: &AnswerShare, phase: &watch::Receiver<Phase>) -> (Self, TextBody) {
         let (pieces, taken) = mpsc::channel(1);
         let is_whole = Arc::new(AtomicBool::new(false));
         let body = TextBody {
@@ -319,21 +325,26 @@ impl TextSender {
             is_whole,
             share: share.clone(),
             hurry: Hurry::default(),
+            patience: Patience::new(phase),
         };
         (sender, body)
     }
 
-    /// Waits for the memory of a message's text.
-    pub(super) async fn room(&self, message: &[u8]) -> TextRoom {
-        TextRoom(self.share.hold_for_text(most_text(message)).await)
-    }
-
-    /// Waits for the memory of the text of an only message.
+    /// Waits for the memory of a message's text. `is_stream`: others follow the message.
     ///
     /// # Errors
     /// BUSY if there is no room for a second.
-    pub(super) async fn room_soon(&self, message: &[u8]) -> Result<TextRoom, Status> {
-        self.share.hold_soon(most_text(message)).await.map(TextRoom)
+    pub(super) async fn room(&self, message: &[u8], is_stream: bool) -> Result<TextRoom, Status> {
+        let held = (message.len() + PREFIX_BYTES) as u64;
+        let room = self
+            .share
+            .hold_for_text(held, most_text(message), is_stream);
+        room.await.map(TextRoom)
+    }
+
+    /// The memory of a message's text, whether or not it is free.
+    pub(super) fn room_at_once(&self, message: &[u8]) -> TextRoom {
+        TextRoom(self.share.count(most_text(message)))
     }
 
     /// Hands the text over. Resolves when the HTTP port has taken all of it.
@@ -362,12 +373,17 @@ impl TextSender {
             pieces,
             share,
             hurry,
+            patience,
             ..
         } = self;
         let mut room = pin!(pieces.reserve());
         poll_fn(|context| {
             if let Poll::Ready(room) = room.as_mut().poll(context) {
+                patience.moved();
                 return Poll::Ready(room.map(drop).map_err(|_| Gone));
+            }
+            if patience.poll_over(context, UNTIL_DRAINING).is_ready() {
+                return Poll::Ready(Err(Gone));
             }
             (hurry.poll_late(context, HURRY_SECONDS, || share.must_hurry())).map(|()| Err(Gone))
         })

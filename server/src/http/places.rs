@@ -58,7 +58,7 @@ struct PlaceState {
     since: Instant,
     /// Arrival time of the first byte of a head.
     head: Option<Instant>,
-    /// Whether bytes arrived while a request was at work: they may begin the next head.
+    /// Whether bytes arrived while a request was at work that was whole: they may begin the next head.
     early: bool,
     at_work: bool,
     /// Whether a request was complete.
@@ -122,6 +122,11 @@ impl ConnPlace {
         self.state.lock().blocked.is_some()
     }
 
+    /// Records that the request at work has arrived whole.
+    pub(super) fn request_is_whole(&self) {
+        self.state.lock().early = false;
+    }
+
     /// Begins a request, which ends when the guard goes.
     pub(super) fn work(self: &Arc<Self>) -> RequestAtWork {
         let mut state = self.state.lock();
@@ -173,7 +178,7 @@ impl ConnPlace {
 
 /// A request at work, up to the last byte of its answer that was handed to the transport.
 #[derive(Debug)]
-pub(super) struct RequestAtWork(Arc<ConnPlace>);
+pub(super) struct RequestAtWork(pub(super) Arc<ConnPlace>);
 
 impl Drop for RequestAtWork {
     fn drop(&mut self) {
@@ -336,6 +341,17 @@ mod tests {
         place.received(1);
         drop(work);
         assert_eq!(ends_after(place).await, (10, Overdue::Head));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_of_a_body_do_not_begin_the_next_head() {
+        let (holder, _) = ConnPlaces::new(1, port()).take().await;
+        let place = holder.place();
+        let work = place.work();
+        place.received(1);
+        place.request_is_whole();
+        drop(work);
+        assert_eq!(ends_after(place).await, (60, Overdue::Idle));
     }
 
     #[tokio::test(start_paused = true)]

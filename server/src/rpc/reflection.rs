@@ -23,6 +23,7 @@ use tonic::body::Body as TonicBody;
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 
 use crate::admission::Passage;
+use crate::auth::Lease;
 use crate::grpc::Messages;
 use crate::status::{self, Access};
 use crate::transport::Patience;
@@ -45,9 +46,19 @@ impl FirstFault {
         })
     }
 
-    /// The answer, ended by the fault if there is one.
-    pub(crate) fn in_answer(self, answer: Response<TonicBody>) -> Response<TonicBody> {
-        answer.map(|inner| TonicBody::new(CheckedAnswers { inner, fault: self }))
+    /// The answer, ended by the fault if there is one, and by the end of the lease.
+    pub(crate) fn in_answer(
+        self,
+        answer: Response<TonicBody>,
+        lease: Option<Lease>,
+    ) -> Response<TonicBody> {
+        answer.map(|inner| {
+            TonicBody::new(CheckedAnswers {
+                inner: Some(inner),
+                fault: self,
+                lease,
+            })
+        })
     }
 }
 
@@ -104,8 +115,11 @@ impl Body for CheckedRequests {
 
 /// The answers to them.
 struct CheckedAnswers {
-    inner: TonicBody,
+    /// `None` once the lease has ended them.
+    inner: Option<TonicBody>,
     fault: FirstFault,
+    /// `None`: no right is needed.
+    lease: Option<Lease>,
 }
 
 impl Body for CheckedAnswers {
@@ -116,12 +130,24 @@ impl Body for CheckedAnswers {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
+        let this = &mut *self;
+        let Some(inner) = &mut this.inner else {
+            return Poll::Ready(None);
+        };
+        if let Some(lease) = &mut this.lease
+            && let Poll::Ready(status) = lease.poll_ended(context)
+        {
+            this.inner = None;
+            let mut trailers = HeaderMap::new();
+            status.add_header(&mut trailers)?;
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+        }
+        let frame = ready!(Pin::new(inner).poll_frame(context));
         let Some(Ok(ended)) = &frame else {
             return Poll::Ready(frame);
         };
         if ended.is_trailers()
-            && let Some(fault) = self.fault.0.lock().take()
+            && let Some(fault) = this.fault.0.lock().take()
         {
             let mut trailers = HeaderMap::new();
             fault.add_header(&mut trailers)?;
@@ -131,6 +157,6 @@ impl Body for CheckedAnswers {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        (self.inner.as_ref()).is_none_or(TonicBody::is_end_stream)
     }
 }

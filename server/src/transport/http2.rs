@@ -261,7 +261,7 @@ impl Serving {
         let Some(silent_until) = silent_until else {
             return Poll::Ready(Ok(Some(ConnectionEnd::Dropped)));
         };
-        if self.life.is_over(now, &self.connection) {
+        if self.life.is_over(now, &self.connection, &self.terms.peer) {
             return Poll::Ready(Ok(Some(ConnectionEnd::Dropped)));
         }
         if self.life.is_time_to_leave(now) {
@@ -269,7 +269,8 @@ impl Serving {
             // Once more, so that its client learns it now.
             return Poll::Ready(Ok(None));
         }
-        let next = [held_until, silent_until, self.life.next(&self.connection)];
+        let life_until = self.life.next(&self.connection, &self.terms.peer);
+        let next = [held_until, silent_until, life_until];
         let Some(next) = next.into_iter().flatten().min() else {
             return Poll::Pending;
         };
@@ -336,22 +337,32 @@ impl TimeLimits {
         self.left.is_none() && self.leave_at.is_some_and(|at| now >= at)
     }
 
-    fn is_over(&self, now: Instant, connection: &Connection<Conn, AnswerPiece>) -> bool {
+    fn is_over(
+        &self,
+        now: Instant,
+        connection: &Connection<Conn, AnswerPiece>,
+        peer: &Peer,
+    ) -> bool {
         let passed = |at: Option<Instant>| at.is_some_and(|at| now >= at);
         passed(self.first_request_by)
             || passed(self.gone_at)
-            || (passed(self.idle_end()) && !connection.has_streams())
+            || passed(self.idle_end(connection, peer))
     }
 
-    /// Time at which the connection is dropped if it has no calls: its client may never confirm
-    /// that it has seen the request to leave.
-    fn idle_end(&self) -> Option<Instant> {
-        self.left.map(|left| left + AT_DRAIN)
+    /// Time at which the connection is dropped unless it has calls: its client may never confirm
+    /// that it has seen the request to leave. Streams of health would never end.
+    fn idle_end(&self, connection: &Connection<Conn, AnswerPiece>, peer: &Peer) -> Option<Instant> {
+        let left = self.left?;
+        let since = match connection.has_streams() {
+            false => left,
+            true => peer.only_free_calls_since()?.max(left),
+        };
+        Some(since + AT_DRAIN)
     }
 
     /// Time of the next check.
-    fn next(&self, connection: &Connection<Conn, AnswerPiece>) -> Option<Instant> {
-        let idle_end = self.idle_end().filter(|_| !connection.has_streams());
+    fn next(&self, connection: &Connection<Conn, AnswerPiece>, peer: &Peer) -> Option<Instant> {
+        let idle_end = self.idle_end(connection, peer);
         let leave_at = self.leave_at.filter(|_| self.left.is_none());
         let times = [self.first_request_by, leave_at, self.gone_at, idle_end];
         times.into_iter().flatten().min()

@@ -26,7 +26,7 @@ pub(crate) struct Patience {
 
 struct Timer {
     sleep: Pin<Box<Sleep>>,
-    drain: Pin<Box<dyn Future<Output = ()> + Send>>,
+    drain: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
     draining: bool,
 }
 

@@ -8,8 +8,12 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
+use http::Response;
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use tonic::body::Body;
 
 use super::suspects::Suspects;
 use super::window::LEAST_WINDOW;
@@ -40,6 +44,11 @@ const CALL_BYTES: u64 = 128;
 /// Bytes by which those for calls may be more than all that were received: the data of a frame counts
 /// when its head is here.
 const USEFUL_AHEAD: u64 = 64 << 10;
+
+/// Most streams of health that are open, of all connections and of one. Nobody needs a credential for them, and they
+/// end when their clients end them.
+const MOST_WATCHES: usize = 1024;
+const MOST_OWN_WATCHES: usize = 8;
 
 /// Time without a call after which a connection leaves if another one needs its window.
 pub(super) const IDLE: Duration = Duration::from_secs(10);
@@ -72,13 +81,16 @@ struct PeerState {
     window: AtomicU64,
     /// Calls that have not ended.
     calls: AtomicUsize,
+    /// Those for which nobody needs a credential, and the streams of health among them.
+    free: AtomicUsize,
+    watches: AtomicUsize,
     /// Calls that the client gave up, since the connection was accepted.
     cancelled: AtomicU64,
     /// Whether a request head has arrived whole.
     known: AtomicBool,
     /// Whether the client waits for the server, whose step of the handshake of TLS is due.
     awaits_server: AtomicBool,
-    /// Time at which the last call ended, in milliseconds since [`Connections::begin`].
+    /// Time at which the last call that needs a credential ended, in milliseconds since [`Connections::begin`].
     idle_since: AtomicU64,
     queued: AtomicUsize,
     farewells: AtomicUsize,
@@ -123,7 +135,10 @@ pub(crate) struct Connections {
     grace: Duration,
     /// Calls that have not ended.
     calls: AtomicUsize,
-    /// Most calls; further ones are refused.
+    /// Those for which nobody needs a credential, and the streams of health among them.
+    free: AtomicUsize,
+    watches: AtomicUsize,
+    /// Most calls that need a credential; further ones are refused.
     max_calls: usize,
     /// Calls whose rest is received after they have ended.
     farewells: AtomicUsize,
@@ -150,6 +165,8 @@ impl Connections {
             max_silent,
             grace: Duration::ZERO,
             calls: AtomicUsize::default(),
+            free: AtomicUsize::default(),
+            watches: AtomicUsize::default(),
             max_calls,
             farewells: AtomicUsize::default(),
             queued: AtomicU64::default(),
@@ -249,6 +266,11 @@ impl Connections {
         self.answers.bytes()
     }
 
+    /// The memory of answers.
+    pub(super) fn answers(&self) -> &Arc<AnswerBudget> {
+        &self.answers
+    }
+
     /// Open gRPC connections.
     pub(crate) fn number(&self) -> usize {
         self.open.lock().len()
@@ -277,6 +299,13 @@ impl Peer {
             answers: AnswerShare::new(&connections.answers),
             state: Arc::new(state),
         }
+    }
+
+    /// A connection of another port. It is in no set of connections, so it is not counted as silent.
+    pub(super) fn of_another_port(connections: &Arc<Connections>) -> Self {
+        let peer = Self::new(connections);
+        peer.state.known.store(true, Ordering::Relaxed);
+        peer
     }
 
     /// Addresses whose connections broke the rules.
@@ -392,15 +421,50 @@ impl Peer {
         LateBodies(Arc::clone(&self.state))
     }
 
+    /// Counts the call that began last as one for which nobody needs a credential, until the value is dropped: it takes
+    /// nothing of `max_calls`, and its connection gives way like one without calls. A client that holds such calls open
+    /// would keep others out.
+    pub(super) fn free_call(&self) -> FreeCall {
+        self.state.free.fetch_add(1, Ordering::Relaxed);
+        let all = &self.state.connections.free;
+        all.fetch_add(1, Ordering::Relaxed);
+        if self.state.is_idle() {
+            self.state.rest();
+        }
+        FreeCall {
+            state: Arc::clone(&self.state),
+            is_watch: false,
+        }
+    }
+
+    /// Counts the call that began last as a stream of health.
+    ///
+    /// # Errors
+    /// With the numbers of such streams if it is one too many.
+    pub(super) fn watch(&self) -> Result<FreeCall, TooManyCalls> {
+        let mut watch = self.free_call();
+        watch.is_watch = true;
+        let all = &self.state.connections.watches;
+        let open = all.fetch_add(1, Ordering::Relaxed) + 1;
+        let own = self.state.watches.fetch_add(1, Ordering::Relaxed) + 1;
+        let too_many = |limit| TooManyCalls { open, own, limit };
+        match (own > MOST_OWN_WATCHES, open > MOST_WATCHES) {
+            (true, _) => Err(too_many(MOST_OWN_WATCHES)),
+            (false, true) => Err(too_many(MOST_WATCHES)),
+            (false, false) => Ok(watch),
+        }
+    }
+
     /// Checks that the call that began last may stay: its connection has at most as many calls as are free
     /// for other connections.
     ///
     /// # Errors
     /// With the numbers of calls.
     pub(crate) fn check_calls(&self) -> Result<(), TooManyCalls> {
-        let limit = self.state.connections.max_calls;
-        let open = self.state.connections.calls();
-        let own = self.state.calls.load(Ordering::Relaxed);
+        let all = &self.state.connections;
+        let limit = all.max_calls;
+        let open = (all.calls()).saturating_sub(all.free.load(Ordering::Relaxed));
+        let own = self.state.calls_with_credential();
         match own <= limit.saturating_sub(open).max(1) && open <= limit {
             true => Ok(()),
             false => Err(TooManyCalls { open, own, limit }),
@@ -427,10 +491,20 @@ impl Peer {
     }
 
     /// Time at which its last call ended, or it was accepted, as a number that rises with time;
-    /// `None` while a call is open.
+    /// `None` while a call is open for which a credential is needed.
     pub(super) fn idle_since(&self) -> Option<u64> {
-        let idle = self.state.calls.load(Ordering::Relaxed) == 0;
+        let idle = self.state.is_idle();
         idle.then(|| self.state.idle_since.load(Ordering::Relaxed))
+    }
+
+    /// Since when it has had nothing but calls for which nobody needs a credential. `None` if it has no such call, has
+    /// others, or sends an answer.
+    pub(super) fn only_free_calls_since(&self) -> Option<Instant> {
+        let state = &self.state;
+        let has_free = state.free.load(Ordering::Relaxed) > 0;
+        let sends = state.queued.load(Ordering::Relaxed) > 0;
+        let since = self.idle_since().filter(|_| has_free && !sends)?;
+        Some(state.connections.begin + Duration::from_millis(since))
     }
 
     pub(super) fn call_was_cancelled(&self) {
@@ -514,6 +588,16 @@ impl PeerState {
             .store(self.connections.now(), Ordering::Relaxed);
     }
 
+    /// Calls that have not ended and for which a credential is needed.
+    fn calls_with_credential(&self) -> usize {
+        let free = self.free.load(Ordering::Relaxed);
+        self.calls.load(Ordering::Relaxed).saturating_sub(free)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.calls_with_credential() == 0
+    }
+
     /// Most bytes that the queue takes now.
     fn most(&self) -> usize {
         if self.connections.queued_bytes() > ALL_QUEUES_BYTES {
@@ -536,9 +620,43 @@ impl Drop for OpenCall {
     fn drop(&mut self) {
         let state = &self.0;
         state.connections.calls.fetch_sub(1, Ordering::Relaxed);
-        if state.calls.fetch_sub(1, Ordering::Relaxed) == 1 {
+        state.calls.fetch_sub(1, Ordering::Relaxed);
+        if state.is_idle() {
             state.rest();
         }
+    }
+}
+
+/// A call for which nobody needs a credential.
+pub(super) struct FreeCall {
+    state: Arc<PeerState>,
+    is_watch: bool,
+}
+
+impl FreeCall {
+    /// The answer, which stays such a call until it is sent.
+    pub(super) fn in_answer(self, answer: Response<Body>) -> Response<Body> {
+        if answer.body().is_end_stream() {
+            return answer;
+        }
+        answer.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _held = &self;
+                frame
+            }))
+        })
+    }
+}
+
+impl Drop for FreeCall {
+    fn drop(&mut self) {
+        let all = &self.state.connections;
+        if self.is_watch {
+            self.state.watches.fetch_sub(1, Ordering::Relaxed);
+            all.watches.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.state.free.fetch_sub(1, Ordering::Relaxed);
+        all.free.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -715,6 +833,67 @@ mod tests {
         assert_eq!(modest.check_calls(), Ok(()));
         drop((first, others, one));
         assert_eq!(all.calls(), 0);
+    }
+
+    #[test]
+    fn free_calls_take_nothing_of_the_bound_on_calls() {
+        let all = Arc::new(Connections::new(usize::MAX, 2));
+        let [holder, other] = [(); 2].map(|()| Peer::new(&all));
+        let held: Vec<_> = (0..10)
+            .map(|_| (holder.free_call(), holder.begin_call()))
+            .collect();
+        let call = other.begin_call();
+        assert_eq!(other.check_calls(), Ok(()));
+        drop((held, call));
+        assert_eq!((all.calls(), all.free.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn streams_of_health_have_a_bound_of_their_own() {
+        let all = Arc::new(Connections::default());
+        let open = |peer: &Peer| peer.watch().map(|watch| (watch, peer.begin_call()));
+        let [greedy, last] = [(); 2].map(|()| Peer::new(&all));
+        let mut held: Vec<_> = (0..MOST_OWN_WATCHES).map(|_| open(&greedy)).collect();
+        let refused = open(&greedy).err().unwrap();
+        assert_eq!((refused.own, refused.limit), (9, MOST_OWN_WATCHES));
+        while held.len() < MOST_WATCHES {
+            held.push(open(&Peer::new(&all)));
+        }
+        assert!(held.iter().all(Result::is_ok));
+        assert_eq!(open(&last).err().unwrap().limit, MOST_WATCHES);
+        held.pop();
+        assert!(open(&last).is_ok());
+    }
+
+    #[test]
+    fn connection_with_nothing_but_free_calls_gives_way() {
+        let all = Arc::new(Connections::default());
+        let (watching, _watching) = all.enter();
+        let _stream = (watching.begin_call(), watching.watch().ok().unwrap());
+        assert!(watching.only_free_calls_since().is_some());
+        let call = watching.begin_call();
+        assert!(watching.only_free_calls_since().is_none());
+        all.make_room();
+        assert!(!watching.is_asked_to_leave());
+        let answer = watching.piece(Bytes::from_static(b"answer"));
+        drop(call);
+        assert!(watching.only_free_calls_since().is_none(), "it sends");
+        drop(answer);
+        assert!(watching.only_free_calls_since().is_some());
+        all.make_room();
+        assert!(watching.is_asked_to_leave());
+    }
+
+    #[test]
+    fn calls_of_another_port_do_not_change_the_number_of_silent_connections() {
+        let all = Arc::new(Connections::new(4, usize::MAX));
+        for _ in 0..2 {
+            drop(Peer::of_another_port(&all).begin_call());
+        }
+        let open: Vec<_> = (0..4).map(|_| all.enter()).collect();
+        assert_eq!(all.silent.load(Ordering::Relaxed), 4);
+        let is_cut = |peer: &Peer| peer.state.cut.load(Ordering::Relaxed);
+        assert!(!open.iter().any(|(peer, _)| is_cut(peer)));
     }
 
     #[test]

@@ -33,10 +33,10 @@ use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, Trail};
-use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, LastCaller};
+use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
 use crate::forward::{CallRoute, ForwardPool, Forwarder};
 use crate::grpc::{RequestBody, through_tonic};
-use crate::methods::{Class, Recorded, Rpc};
+use crate::methods::{Class, Need, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
 use crate::rpc::FirstFault;
 use crate::status;
@@ -74,6 +74,8 @@ where
             RequestBody::Many(requests) => {
                 let share = head.extensions.get::<AnswerShare>().cloned();
                 let fault = FirstFault::default();
+                let lease = head.extensions.get::<Caller>();
+                let lease = lease.and_then(|caller| caller.lease(HeldRight::Principal));
                 let body = fault.in_requests(requests);
                 let answer = service.call(Request::from_parts(head, body));
                 Box::pin(async move {
@@ -85,7 +87,7 @@ where
                         },
                         None => None,
                     };
-                    let answer = fault.in_answer(answer.await?);
+                    let answer = fault.in_answer(answer.await?, lease);
                     Ok(may_be_hurried(Counted::answer(answer, share, open)))
                 })
             }
@@ -228,13 +230,28 @@ impl ConnectionCalls {
             http,
         } = &*self.calls;
         counter.call(request, |mut request, head| {
-            let is_probe = head.rpc.is_some_and(|rpc| rpc.class == Class::Probe);
-            if !is_probe && let Err(calls) = self.peer.check_calls() {
-                return (CheckedCall::refused(status::calls_busy(&calls)), None);
-            }
+            let free = match head.rpc {
+                Some(rpc) if rpc.class == Class::Health => match self.peer.watch() {
+                    Ok(watch) => Some(watch),
+                    Err(watches) => {
+                        return (CheckedCall::refused(status::watches_busy(&watches)), None);
+                    }
+                },
+                Some(rpc) if rpc.class == Class::Probe && rpc.need == Need::Nothing => {
+                    Some(self.peer.free_call())
+                }
+                Some(rpc) if rpc.class == Class::Probe => None,
+                _ => match self.peer.check_calls() {
+                    Ok(()) => None,
+                    Err(calls) => return (CheckedCall::refused(status::calls_busy(&calls)), None),
+                },
+            };
             let rpc = match book::check(&request, head, *http) {
                 Ok(rpc) => rpc,
                 Err(refusal) => {
+                    // Its text waits for the client.
+                    let free = free.unwrap_or_else(|| self.peer.free_call());
+                    let refusal = Box::new(free.in_answer(*refusal));
                     return (CheckedCall::Refused(Some(refusal)), None);
                 }
             };
@@ -301,7 +318,13 @@ impl ConnectionCalls {
                 _ => CheckedCall::Served {
                     is_uncharged,
                     goes_on: matches!(rpc.class, Class::Append | Class::AppendBatch),
-                    answer: Some(routes.serve(request, rpc, caller)),
+                    answer: Some(match free {
+                        None => routes.serve(request, rpc, caller),
+                        Some(free) => {
+                            let answer = routes.serve(request, rpc, caller);
+                            Box::pin(async move { Ok(free.in_answer(answer.await?)) })
+                        }
+                    }),
                 },
             };
             (call, recorded)

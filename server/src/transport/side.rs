@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use http::{Request, Response};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tonic::Status;
 use tonic::body::Body;
 
@@ -44,15 +44,21 @@ impl SidePort {
         }
     }
 
+    /// A share in the memory of answers that are no calls.
+    pub(crate) fn answers(&self) -> AnswerShare {
+        AnswerShare::new(self.connections.answers())
+    }
+
     /// A connection that has made no call yet. `names`: those in the certificate of the client.
     pub(crate) fn connect(
         &self,
         names: Option<Arc<CertNames>>,
         audited: Option<Arc<AuditedPeer>>,
     ) -> SideConnection {
-        let peer = Peer::new(&self.connections);
+        let peer = Peer::of_another_port(&self.connections);
         SideConnection {
             peer: peer.clone(),
+            phase: self.calls.admission.phase.clone(),
             running: self.running.clone(),
             calls: Mutex::new(ConnectionCalls {
                 calls: Arc::clone(&self.calls),
@@ -70,6 +76,7 @@ impl SidePort {
 /// A connection of another port.
 pub(crate) struct SideConnection {
     peer: Peer,
+    phase: watch::Receiver<Phase>,
     running: mpsc::WeakSender<()>,
     calls: Mutex<ConnectionCalls>,
 }
@@ -98,7 +105,7 @@ impl SideConnection {
     ) -> Result<SideAnswer, Status> {
         let (call, open) = {
             let mut calls = self.calls.lock();
-            let is_draining = *calls.calls.admission.phase.borrow() == Phase::Draining;
+            let is_draining = *self.phase.borrow() == Phase::Draining;
             let running = self.running.upgrade().filter(|_| !is_draining);
             let open = OpenSideCall {
                 _running: running.ok_or_else(|| status::draining_call(access))?,
@@ -111,6 +118,11 @@ impl SideConnection {
             Ok(response) => Ok(SideAnswer { response, open }),
             Err(never) => match never {},
         }
+    }
+
+    /// The phase of the server.
+    pub(crate) fn phase(&self) -> watch::Receiver<Phase> {
+        self.phase.clone()
     }
 
     /// The share of the connection in the memory of answers.

@@ -87,6 +87,83 @@ async fn connection_that_waits_for_a_place_is_logged_and_counted() {
     assert_eq!(waited("http"), 0.0);
 }
 
+/// Nobody needs a credential for them.
+#[tokio::test]
+async fn streams_of_health_take_nothing_of_max_calls() {
+    const OWN: usize = 8;
+    let daemon = Daemon::start(&["--max-calls=2"]);
+    let (client, _ended) = connect(&daemon).await;
+    let mut watches = Vec::new();
+    for _ in 0..OWN {
+        let watch = call(&client, "/grpc.health.v1.Health/Watch").await.unwrap();
+        let mut watch = watch.into_body();
+        assert!(watch.data().await.unwrap().is_ok());
+        watches.push(watch);
+    }
+    let code = async |path| {
+        let answer = call(&client, path).await.unwrap();
+        let head = answer.headers().get("grpc-status").cloned();
+        let mut body = answer.into_body();
+        while let Some(data) = body.data().await {
+            data.unwrap();
+        }
+        let status = match head {
+            Some(status) => status,
+            None => body.trailers().await.unwrap().unwrap()["grpc-status"].clone(),
+        };
+        status.to_str().unwrap().to_owned()
+    };
+    // RESOURCE_EXHAUSTED
+    assert_eq!(code("/grpc.health.v1.Health/Watch").await, "8");
+    assert_eq!(code("/grpc.health.v1.Health/Check").await, "0");
+    assert_eq!(code("/wald.v1.OpsService/GetServerInfo").await, "0");
+    watches.pop();
+    // The server learns that the client has gone when it reads the reset, which came before the next call.
+    assert_eq!(code("/wald.v1.OpsService/GetServerInfo").await, "0");
+    let again = call(&client, "/grpc.health.v1.Health/Watch").await.unwrap();
+    assert!(again.into_body().data().await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn connection_with_nothing_but_streams_of_health_gives_way() {
+    let daemon = Daemon::start(&["--max-connections=1"]);
+    let (client, _ended) = connect(&daemon).await;
+    let watch = call(&client, "/grpc.health.v1.Health/Watch").await.unwrap();
+    let mut watch = watch.into_body();
+    assert!(watch.data().await.unwrap().is_ok());
+    let (other, _other) = connect(&daemon).await;
+    let answer = call(&other, "/grpc.health.v1.Health/Check");
+    let answer = tokio::time::timeout(Duration::from_secs(30), answer).await;
+    assert_eq!(answer.unwrap().unwrap().status(), 200);
+    assert!(watch.data().await.is_none_or(|data| data.is_err()));
+}
+
+#[tokio::test]
+async fn calls_of_the_http_port_end_no_silent_connection() {
+    let daemon = Daemon::start(&["--max-silent-connections=4"]);
+    for _ in 0..6 {
+        assert_eq!(daemon.http("/v1/logs").0, 200);
+    }
+    let address = daemon.start["grpc"].as_str().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..4 {
+        silent.push(std::net::TcpStream::connect(address).unwrap());
+    }
+    // Accepted behind them: the first of them may give way.
+    let (client, _ended) = connect(&daemon).await;
+    let check = call(&client, "/grpc.health.v1.Health/Check").await;
+    assert_eq!(check.unwrap().status(), 200);
+    for socket in &silent[1..] {
+        socket.set_nonblocking(true).unwrap();
+        let read = socket.peek(&mut [0]);
+        assert!(
+            read.as_ref()
+                .is_err_and(|why| why.kind() == std::io::ErrorKind::WouldBlock),
+            "{read:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn service_that_is_not_there_is_unimplemented() {
     let daemon = Daemon::start(&[]);

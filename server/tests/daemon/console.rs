@@ -368,6 +368,30 @@ async fn record_has_all_that_was_appended_and_long_ones_are_cut_in_lists() {
     assert!(whole["arrival_us"].as_i64().unwrap() > 1_000_000);
 }
 
+/// A browser that does not read holds memory that the server counts.
+#[tokio::test]
+async fn record_that_a_browser_does_not_take_counts_as_an_answer() {
+    const HELD: &str = "wald_admitted_bytes{part=\"answers\"}";
+    let bounds = [
+        "--max-record-bytes=8MiB",
+        "--max-batch-bytes=8MiB",
+        "--segment-bytes=64MiB",
+    ];
+    let daemon = Daemon::start(&bounds);
+    let large = append("l", &"x".repeat(7 << 20));
+    let mut wal = daemon.wal().await;
+    wal = wal.max_encoding_message_size(16 << 20);
+    wal.append(large).await.unwrap();
+    let mut stream = TcpStream::connect(daemon.start["http"].as_str().unwrap()).unwrap();
+    stream
+        .write_all(b"GET /console/api/record?log=l&lsn=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .unwrap();
+    // 4 MiB of it are shown, in base64.
+    crate::support::until(&daemon, HELD, |held| held > 5e6).await;
+    drop(stream);
+    crate::support::until(&daemon, HELD, |held| held == 0.0).await;
+}
+
 #[tokio::test]
 async fn page_of_large_records_is_shorter_and_still_reaches_the_end() {
     let daemon = Daemon::start(&["--segment-bytes", "16MiB"]);

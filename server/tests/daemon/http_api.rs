@@ -620,6 +620,47 @@ fn largest_legal_requests_pass_and_larger_ones_are_refused_for_good() {
     assert_eq!(good(get(&daemon, "/v1/logs/a/tail"))["tail_lsn"], "1000");
 }
 
+/// A client may send the head of a request, and its body once the server wants it.
+#[test]
+fn connection_stays_for_its_idle_time_after_a_body_that_came_late() {
+    const HEAD: Duration = Duration::from_millis(200);
+    let head = format!("--http-head-timeout={}ms", HEAD.as_millis());
+    let daemon = Daemon::start(&[&head, "--http-idle-timeout=60s"]);
+    let mut stream = TcpStream::connect(daemon.start["http"].as_str().unwrap()).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    let mut answer = |stream: &mut TcpStream, request: &str| {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let (mut code, mut length) = (String::new(), 0);
+        answers.read_line(&mut code).unwrap();
+        loop {
+            let mut line = String::new();
+            answers.read_line(&mut line).unwrap();
+            if line.trim().is_empty() {
+                break;
+            }
+            if let Some(bytes) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
+                length = bytes.trim().parse().unwrap();
+            }
+        }
+        let mut body = vec![0; length];
+        answers.read_exact(&mut body).unwrap();
+        code.split(' ').nth(1).unwrap_or_default().to_owned()
+    };
+    let head = "POST /v1/logs/a/records HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n\
+                Content-Length: 1\r\nExpect: 100-continue\r\n\r\n";
+    assert_eq!(answer(&mut stream, head), "100");
+    assert_eq!(answer(&mut stream, "x"), "200");
+    // Nothing comes, not even the end.
+    stream.set_read_timeout(Some(5 * HEAD)).unwrap();
+    let silence = stream.peek(&mut [0]).unwrap_err();
+    assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);
+    let next = "GET /v1/logs HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    assert_eq!(answer(&mut stream, next), "200");
+}
+
 #[tokio::test]
 async fn client_that_goes_away_gives_everything_back() {
     let daemon = Daemon::start(&[]);

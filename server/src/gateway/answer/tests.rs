@@ -6,6 +6,7 @@ use wald_proto::v1;
 
 use super::*;
 use crate::answers::AnswerBudget;
+use crate::transport::AT_DRAIN;
 
 fn scan_kind() -> MessageDescriptor {
     descriptors()
@@ -89,13 +90,41 @@ async fn next(body: &mut TextBody) -> Option<Result<Bytes, BrokenOff>> {
     Some(frame.map(|frame| frame.into_data().unwrap()))
 }
 
+fn serving() -> watch::Receiver<Phase> {
+    watch::channel(Phase::Serving).1
+}
+
+#[tokio::test(start_paused = true)]
+async fn client_that_takes_nothing_is_given_up_when_the_server_drains() {
+    let budget = AnswerBudget::new(1 << 20);
+    let (phase, receiver) = watch::channel(Phase::Serving);
+    let (mut sender, _body) = TextSender::new(&AnswerShare::new(&budget), &receiver);
+    let mut sending = Box::pin(sender.send(HeldText::small(Bytes::from_static(b"a"))));
+    let waits = tokio::time::timeout(Duration::from_secs(3600), sending.as_mut());
+    assert!(waits.await.is_err());
+    phase.send_replace(Phase::Draining);
+    let gone = tokio::time::timeout(AT_DRAIN + Duration::from_secs(1), sending);
+    assert!(gone.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn text_of_an_applied_write_waits_for_no_room() {
+    let budget = AnswerBudget::new(1 << 10);
+    let _full = AnswerShare::new(&budget).count(1 << 10);
+    let (sender, _body) = TextSender::new(&AnswerShare::new(&budget), &serving());
+    let text = sender
+        .room_at_once(b"applied")
+        .of(Bytes::from_static(b"{}"));
+    assert_eq!(budget.bytes(), (1 << 10) + text.bytes.len() as u64);
+}
+
 #[tokio::test]
 async fn text_counts_until_the_port_has_taken_it() {
     let budget = AnswerBudget::new(1 << 20);
-    let (mut sender, mut body) = TextSender::new(&AnswerShare::new(&budget));
+    let (mut sender, mut body) = TextSender::new(&AnswerShare::new(&budget), &serving());
     let text = Bytes::from(vec![b'a'; PIECE_BYTES + 1]);
     let sending = tokio::spawn(async move {
-        let room = sender.room(&text).await;
+        let room = sender.room(&text, true).await.unwrap();
         let sent = sender.send(room.of(text)).await;
         (sent.is_ok(), sender)
     });
@@ -114,10 +143,10 @@ async fn text_counts_until_the_port_has_taken_it() {
 #[tokio::test]
 async fn text_that_breaks_off_is_an_error_and_no_end() {
     let budget = AnswerBudget::new(1 << 20);
-    let (sender, mut body) = TextSender::new(&AnswerShare::new(&budget));
+    let (sender, mut body) = TextSender::new(&AnswerShare::new(&budget), &serving());
     drop(sender);
     assert!(next(&mut body).await.unwrap().is_err());
-    let (mut sender, body) = TextSender::new(&AnswerShare::new(&budget));
+    let (mut sender, body) = TextSender::new(&AnswerShare::new(&budget), &serving());
     drop(body);
     assert!(
         sender

@@ -201,6 +201,51 @@ fn open_page_ends_with_its_session() {
     );
 }
 
+/// The page waits for the rate of its tenant when its right to read ends.
+#[tokio::test]
+async fn open_page_gets_no_record_after_its_right_to_read_has_ended() {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    const READ: &str = r#", { do = ["read", "list"], logs = "payments/" }"#;
+    let text = COMPANY.replace(
+        "prefix = \"payments/\"",
+        "prefix = \"payments/\"\nlimits = { reads_per_second = 1 }",
+    );
+    let viewer = format!(
+        "[principal.viewer]\ntenant = \"payments\"\nallow = [{{ do = [\"console\"] }}{READ}]"
+    );
+    let file = AuthFile::new(&format!("{text}\n{viewer}\n"));
+    let (root, viewer) = (file.token("root"), file.token("viewer"));
+    let daemon = file.start(&[]);
+    let mut own = wal(&daemon, &root).await;
+    for _ in 0..60 {
+        own.append(append("payments/a", "secret")).await.unwrap();
+    }
+    let address = daemon.start["http"].as_str().unwrap();
+    let mut page = std::net::TcpStream::connect(address).unwrap();
+    page.set_read_timeout(Some(std::time::Duration::from_secs(20)))
+        .unwrap();
+    write!(
+        page,
+        "GET /console/api/live?log=payments/a&from=0 HTTP/1.1\r\nHost: {address}\r\n\
+         Authorization: Bearer {viewer}\r\n\r\n"
+    )
+    .unwrap();
+    let mut events = BufReader::new(page).lines().map(Result::unwrap);
+    let mut next = || {
+        let ends = ["event: records", "event: ended"];
+        events.find(|line| ends.contains(&line.as_str())).unwrap()
+    };
+    assert_eq!(next(), "event: records");
+    own.append(append("payments/a", "secret")).await.unwrap();
+    let less = file.text().replace(READ, "");
+    file.put_in_force(&daemon, &less);
+    let begin = std::time::Instant::now();
+    assert_eq!(next(), "event: ended");
+    // Its turn would come in a minute. The samples of the page do not end meanwhile.
+    let waited = begin.elapsed();
+    assert!(waited < std::time::Duration::from_secs(20), "{waited:?}");
+}
+
 #[test]
 fn slow_logins_leave_the_port_to_others() {
     use std::io::Write as _;

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use tonic::{Status, Streaming};
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use wald_proto::v1;
 use wald_proto::v1::scan_request::{Selector, Start};
 
-use super::principals::{AuthFile, COMPANY, WithToken, session, wal};
+use super::principals::{AuthFile, Bearer, COMPANY, WithToken, session, wal};
 use crate::support::{Told, append, part, records};
 use v1::wal_service_client::WalServiceClient;
 
@@ -167,6 +168,24 @@ async fn session_ends_with_its_token_after_the_acks() {
     assert!(acked.is_empty());
     assert_eq!(Told::of(&end.unwrap_err()).reason, "BAD_CREDENTIAL");
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn reflection_ends_with_its_token() {
+    let file = AuthFile::new(COMPANY);
+    let token = file.token("reader");
+    let daemon = file.start(&["--reflection"]);
+    let channel = daemon.channel().await;
+    let mut client = ServerReflectionClient::with_interceptor(channel, Bearer::new(&token));
+    let (_requests, requests) = tokio::sync::mpsc::channel(1);
+    let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
+    let answers = client.server_reflection_info(requests).await.unwrap();
+    assert!(file.command(&["revoke", &token[6..14]]).status.success());
+    daemon.signal(rustix::process::Signal::HUP);
+    let mut answers = answers.into_inner();
+    let end = tokio::time::timeout(Duration::from_secs(20), answers.message()).await;
+    let told = Told::of(&end.unwrap().unwrap_err());
+    assert_eq!(told.reason, "BAD_CREDENTIAL");
 }
 
 #[tokio::test]
