@@ -14,12 +14,15 @@
 //! A manifest that names a new sorted run rests on the durable state from which the run was made. So the shipper reads
 //! [`Replica::durable`] after it has seen the run, and names the run once that position is replicated.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::api::engine::BoxFuture;
+use crate::api::content::ContentDigest;
+use crate::api::engine::{Backup, BoxFuture};
+use crate::api::error::BackupError;
 use crate::base::ids::{Position, SegmentId};
 
 /// Maximum distance of a replica behind its journal. Beyond it, appends get BUSY.
@@ -127,6 +130,17 @@ pub trait Replica: Send + Sync + 'static {
     /// Notes that everything below `end` is replicated, and answers the requests that waited for it. `end` is the end of
     /// a part. A position that does not go up changes nothing.
     fn publish(&self, end: Position);
+
+    /// Begins a backup for the replica: of everything in sorted runs and sealed segments that is durable. As
+    /// [`Operate::backup`](crate::Operate::backup), but it needs none of the places of backups, and leaves no segment: a
+    /// replica that tries again and again makes no small segments. The replica has the rest as parts of the journal.
+    ///
+    /// # Errors
+    /// If the journal has failed.
+    fn files(
+        &self,
+        known: HashSet<ContentDigest>,
+    ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
     /// Notes that files of the replica hold all segments that end at or below `end`. Only these segments are
     /// sorted and recycled.

@@ -21,7 +21,7 @@ mod keys;
 mod takeover;
 
 use super::*;
-use crate::faults::{StoreFaults, Weather, faulty_over};
+use crate::faults::{StoreFault, StoreFaults, Weather, faulty_over};
 use crate::takeover::TakeOver;
 
 const SEGMENT_BYTES: u64 = 64 << 10;
@@ -776,6 +776,30 @@ async fn a_group_larger_than_a_row_goes_on_where_the_last_owner_stopped() {
         ..config
     };
     assert!(remote.restored_with(alone).await == records);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upload_that_fails_again_and_again_leaves_no_segment() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    *remote.faults.only_in.lock().unwrap() = "/content/";
+    remote.faults.next_puts([StoreFault::Unavailable; 1_000]);
+    for number in 0..30 {
+        node.replicate(number, 10 << 10).await;
+    }
+    until("an upload fails", || remote.events.count("Failed") > 0).await;
+    let sealed = node.engine.progress().unreleased;
+    assert!(sealed >= 4);
+    until("uploads fail", || remote.events.count("Failed") > 20).await;
+    assert_eq!(node.engine.progress().unreleased, sealed);
+    node.replicate(30, 100).await;
+    remote.faults.puts.lock().unwrap().clear();
+    until("a manifest counts", || remote.events.count("Named") > 0).await;
+    node.kill().await;
+    let restored = remote.restored().await;
+    assert_eq!(restored[..30], numbered(30, 10 << 10));
+    assert_eq!(restored[30..], [data(30, 100)]);
 }
 
 #[tokio::test(start_paused = true)]
