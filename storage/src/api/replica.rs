@@ -33,7 +33,8 @@ pub struct ReplicaBounds {
 }
 
 /// Upper bound of [`ReplicaBounds::max_lag`]. The positions of the next owner begin 4 GiB beyond the replicated ones, so
-/// it never assigns a position of a record that was lost.
+/// it never assigns a position of a record that was lost. For the same reason it bounds all positions between replicated and
+/// durable, also the unused ones.
 pub const MAX_REPLICA_LAG: u64 = 1 << 30;
 
 /// Number of sealed segments that may wait for their release.
@@ -91,6 +92,8 @@ pub struct ReplicaProgress {
     pub durable: Position,
     /// Everything below is replicated.
     pub replicated: Position,
+    /// Bytes that are durable and not replicated. Positions that segments left unused do not count.
+    pub behind: u64,
     /// Segments whose last position is below are in files of the replica.
     pub released: Position,
     /// Number of requests that wait for the replicated position.

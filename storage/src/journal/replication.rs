@@ -17,7 +17,8 @@ use super::waiting::{UnflushedGroup, Waiter};
 use crate::api::error::AppendError;
 use crate::api::record::{Durability, Visibility};
 use crate::api::replica::{
-    MOST_UNRELEASED, OwnerLease, ReplicaBounds, ReplicaProgress, ReplicaState, Unreplicated,
+    MAX_REPLICA_LAG, MOST_UNRELEASED, OwnerLease, ReplicaBounds, ReplicaProgress, ReplicaState,
+    Unreplicated,
 };
 use crate::api::watch::{Watch, Watched};
 use crate::base::ids::Position;
@@ -133,19 +134,6 @@ impl Replication {
     /// The watch of the shipper.
     pub(crate) fn shipper(&self) -> &Arc<ShipperWatch> {
         &self.shipper
-    }
-
-    /// The refusal of an append because the replica is too far behind, if it is. Everything below `durable` is on the
-    /// device.
-    pub(crate) fn is_behind(&self, durable: Position) -> Option<AppendError> {
-        let behind = durable.since(self.replicated().min(durable));
-        let segments = self.unreleased.load(Ordering::SeqCst);
-        let too_far = behind > self.bounds.max_lag || segments > MOST_UNRELEASED;
-        too_far.then_some(AppendError::ReplicaBehind {
-            behind,
-            limit: self.bounds.max_lag,
-            segments,
-        })
     }
 
     /// Why nothing of this level can be done while the replica is in this state, if that is so.
@@ -371,6 +359,41 @@ impl Journal {
         self.replication.as_ref().is_none_or(has_file)
     }
 
+    /// The refusal of an append because the replica is too far behind, if it is.
+    pub(crate) fn replica_is_behind(&self) -> Option<AppendError> {
+        let replication = self.replication.as_ref()?;
+        let (replicated, durable) = (replication.replicated(), self.durable());
+        let limit = replication.bounds.max_lag;
+        let mut behind = durable.since(replicated.min(durable));
+        // No append of a replica that keeps up looks at the segments.
+        if behind > limit && behind <= MAX_REPLICA_LAG {
+            behind = self.used_between(replicated, durable);
+        }
+        let segments = replication.unreleased.load(Ordering::SeqCst);
+        let too_far = behind > limit || segments > MOST_UNRELEASED;
+        too_far.then_some(AppendError::ReplicaBehind {
+            behind,
+            limit,
+            segments,
+        })
+    }
+
+    /// Bytes between two positions, without the rest of each segment that the journal has left.
+    fn used_between(&self, from: Position, to: Position) -> u64 {
+        let from = from.min(to);
+        let mut used = to.since(from);
+        let segments = self.segments.read();
+        let holding = segments.range(..=from).next_back();
+        let behind = segments.range(from..to).filter(|(base, _)| **base > from);
+        for segment in holding.into_iter().chain(behind).map(|(_, found)| found) {
+            let (end, limit) = (*segment.end.read(), segment.limit().min(to));
+            if let Some(end) = end {
+                used = used.saturating_sub(limit.since(end.max(from).min(limit)));
+            }
+        }
+        used
+    }
+
     /// Counts the sealed segments that wait for their release.
     pub(super) fn count_unreleased(&self) {
         let Some(replication) = &self.replication else {
@@ -397,9 +420,11 @@ impl Journal {
             let state = replication.state.lock();
             (state.waiters.len(), state.shown())
         };
+        let (replicated, durable) = (replication.replicated(), self.durable());
         ReplicaProgress {
-            replicated: replication.replicated(),
-            durable: self.durable(),
+            replicated,
+            durable,
+            behind: self.used_between(replicated, durable),
             released: replication.released(),
             waiting,
             unreleased: replication.unreleased.load(Ordering::SeqCst),
