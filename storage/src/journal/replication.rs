@@ -26,8 +26,11 @@ use crate::base::metrics::AppendPhase;
 use crate::base::sync::Mutex;
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Groups whose readers wait for the replica, kept apart. Beyond this all share one entry, which names each log once.
-const MOST_GROUPS: usize = 256;
+/// Maximum number of entries of groups whose readers wait for the replica. When there are more groups, each entry holds several,
+/// and names each log once.
+const MOST_ENTRIES: usize = 256;
+/// With fewer entries than these, new ones hold fewer groups again.
+const FEW_ENTRIES: usize = MOST_ENTRIES / 4;
 
 /// State of a journal that is shipped to a replica.
 pub(crate) struct Replication {
@@ -52,8 +55,12 @@ pub(crate) struct Replication {
 struct ReplicationState {
     /// Requests whose position is durable and not replicated.
     waiters: Vec<Waiter>,
-    /// Durable groups that are not replicated: end, and logs whose readers must wake.
+    /// Durable groups that are not replicated, in order. An entry holds one or several: end, and logs whose readers must wake.
     groups: VecDeque<UnflushedGroup>,
+    /// Number of groups that a new entry may hold, less one.
+    more: usize,
+    /// Number of groups in the last entry.
+    in_last: usize,
     stopped: Option<Unreplicated>,
 }
 
@@ -175,19 +182,49 @@ impl ReplicationState {
         }
     }
 
-    /// Adds durable groups, whose readers wake when the replica has them.
+    /// Adds durable groups, whose readers wake when the replica has them. All entries are about equally large: one for everything
+    /// would end later with each group, and its readers would never wake while the replica is a little behind.
     fn add_groups(&mut self, groups: Vec<UnflushedGroup>) {
-        self.groups.extend(groups);
-        if self.groups.len() <= MOST_GROUPS {
-            return;
+        for (end, logs) in groups {
+            if self.groups.len() < FEW_ENTRIES {
+                self.more /= 2;
+            }
+            match self.groups.back_mut() {
+                Some(last) if self.in_last <= self.more => {
+                    join(last, (end, logs));
+                    self.in_last += 1;
+                }
+                _ => {
+                    if self.groups.len() == MOST_ENTRIES {
+                        self.merge_groups();
+                    }
+                    self.groups.push_back((end, logs));
+                    self.in_last = 1;
+                }
+            }
         }
-        // Readers of an earlier group wake a little later: everything durable is shipped soon.
-        let end = self.groups.back().map_or(Position::ZERO, |last| last.0);
-        let mut logs: Vec<_> = self.groups.drain(..).flat_map(|(_, logs)| logs).collect();
-        logs.sort_unstable_by_key(|log| log.id);
-        logs.dedup_by_key(|log| log.id);
-        self.groups.push_back((end, logs));
     }
+
+    /// Merges neighbours, so that half of the entries are free.
+    fn merge_groups(&mut self) {
+        self.more = self.more * 2 + 1;
+        let mut groups = std::mem::take(&mut self.groups).into_iter();
+        while let Some(mut first) = groups.next() {
+            if let Some(second) = groups.next() {
+                join(&mut first, second);
+            }
+            self.groups.push_back(first);
+        }
+    }
+}
+
+/// Adds the groups of a later entry.
+fn join(entry: &mut UnflushedGroup, (end, logs): UnflushedGroup) {
+    entry.0 = end;
+    entry.1.extend(logs);
+    // Both halves are in order already, after the first time: this sort takes them as they are.
+    entry.1.sort_by_key(|log| log.id);
+    entry.1.dedup_by_key(|log| log.id);
 }
 
 impl Journal {
@@ -439,5 +476,33 @@ impl Journal {
         let durable = self.durable();
         let replication = self.replication.as_ref();
         replication.map_or(0, |replication| replication.lag.lock().below(durable))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_waiting_groups_have_a_bound_and_are_equally_large() {
+        let at = |group: u64| Position::new(group * 64);
+        let mut state = ReplicationState::default();
+        let (mut added, mut replicated) = (0, 0);
+        // The replica is always this number of groups behind.
+        for behind in [10, 100, 5_000, 100_000, 3] {
+            for _ in 0..3 * behind + 2_000 {
+                added += 1;
+                state.add_groups(vec![(at(added), Vec::new())]);
+                assert!(state.groups.len() <= MOST_ENTRIES);
+                replicated = replicated.max(added.saturating_sub(behind));
+                let woken = state
+                    .groups
+                    .partition_point(|(end, _)| *end <= at(replicated));
+                state.groups.drain(..woken);
+            }
+            let first = state.groups.front().unwrap().0;
+            let late = first.since(at(replicated)) / 64;
+            assert!(late <= 1 + behind / 16, "{late} of {behind}");
+        }
     }
 }

@@ -306,6 +306,38 @@ fn positions_that_segments_left_unused_do_not_count_as_lag() {
 }
 
 #[test]
+fn a_replica_that_is_a_little_behind_wakes_readers_after_many_flushes() {
+    let f = Fixture::replicated();
+    let request = ScanRequest {
+        selector: one("a"),
+        start: ScanStart::First,
+        until_lsn: None,
+        max_records: 0,
+        follow: true,
+        visibility: Some(Visibility::Replicated),
+        chunk_bytes: 64 << 10,
+    };
+    f.append("a", b"0").unwrap();
+    f.ship();
+    let mut scan = f.begin(request).unwrap();
+    next_chunk(&mut scan).unwrap().unwrap().unwrap();
+    let mut waits = scan.next();
+    let count = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&count));
+    let mut context = Context::from_waker(&waker);
+    assert!(waits.as_mut().poll(&mut context).is_pending());
+    let mut ends = Vec::new();
+    for _ in 0..1000 {
+        f.append("b", b"1").unwrap();
+        f.append("a", b"1").unwrap();
+        ends.push(f.core.journal.durable());
+    }
+    f.core.publish_replicated(ends[500]);
+    assert_eq!(count.0.load(std::sync::atomic::Ordering::SeqCst), 1);
+    assert!(waits.as_mut().poll(&mut context).is_ready());
+}
+
+#[test]
 fn a_lost_replica_leaves_an_unknown_outcome_and_refuses_the_rest() {
     let f = Fixture::replicated();
     f.append("a", b"0").unwrap();
