@@ -289,8 +289,9 @@ impl Ship {
                 Err(error) => {
                     self.observer.event(&ShipEvent::Unread(&error));
                     sleep(RETRY_PAUSE).await;
-                    if let Some(end) = last {
-                        return Ok(end);
+                    // A caller that asked for the end gives up by itself. The store is not released without the rest.
+                    if let Some(ShipEnd::Journal) = last {
+                        return Ok(ShipEnd::Journal);
                     }
                 }
             }
@@ -348,30 +349,31 @@ impl Ship {
         self.keys.as_ref().map(ShippedKeys::stored)
     }
 
-    /// Stores a part. All rows of a part but the last one have the largest size.
+    /// Stores a part. All rows of a part but the last one have the largest size. They are stored together: nobody can go on behind
+    /// a part of a group.
     async fn store_part(&self, tail: &ReplicaTail, part: &JournalPart) -> Result<(), TailError> {
-        let mut at = 0;
         if known_bad::makes(ShipMistake::SkipRow) && (part.end.get() / 8).is_multiple_of(5) {
             return Ok(());
         }
-        while at < part.bytes.len() {
-            let to = part.bytes.len().min(at + LARGEST_PART);
-            let row = TailPart {
-                segment: part.segment.get(),
-                position: part.position.get() + at as u64,
-                bytes: part.bytes.slice(at..to),
-            };
-            let row = &row;
-            self.store(|| async {
-                if let Some(keys) = &self.keys {
-                    keys.before_row().await?;
-                }
-                tail.put(row).await
-            })
-            .await?;
-            at = to;
+        let starts = (0..part.bytes.len()).step_by(LARGEST_PART);
+        let rows = starts.map(|at| TailPart {
+            segment: part.segment.get(),
+            position: part.position.get() + at as u64,
+            bytes: (part.bytes).slice(at..part.bytes.len().min(at + LARGEST_PART)),
+        });
+        let rows: Vec<TailPart> = rows.collect();
+        if rows.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let rows = &rows;
+        let patience = DOWN_AFTER * u32::try_from(rows.len()).unwrap_or(1);
+        self.store(patience, || async {
+            if let Some(keys) = &self.keys {
+                keys.before_row().await?;
+            }
+            tail.put_all(rows).await
+        })
+        .await
     }
 
     /// Stores a row. Repeats the same row until the bucket answers, however long that takes.

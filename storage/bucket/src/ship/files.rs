@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use wald_storage::{Backup, BackupManifest, BackupPart, ContentDigest, Position};
 
 use super::error::ShipError;
-use super::{ManifestFormat, Ship, ShipEvent};
+use super::{DOWN_AFTER, ManifestFormat, Ship, ShipEvent};
 use crate::bucket::{Bucket, Put, WriteCondition};
 use crate::error::{BucketError, BucketErrorKind};
 use crate::known_bad;
@@ -283,7 +283,8 @@ impl ReplicaFiles {
         };
         let position = manifest.position;
         let row = (name.as_str(), position.get());
-        ship.store(|| tail.put_manifest(row.0, row.1)).await?;
+        let names = || tail.put_manifest(row.0, row.1);
+        ship.store(DOWN_AFTER, names).await?;
         ship.is_up();
         let now = Instant::now();
         self.old.retain(|(old, _)| *old != name);

@@ -779,6 +779,42 @@ async fn a_group_larger_than_a_row_goes_on_where_the_last_owner_stopped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_tail_has_a_large_group_wholly_or_not_at_all() {
+    let config = StorageConfig {
+        segment_bytes: 64 << 20,
+        sorter_step_bytes: 1 << 30,
+        max_batch_bytes: 24 << 20,
+        ..config(true)
+    };
+    let records = numbered(21, 1 << 20);
+    for good in [0, 1] {
+        let remote = remote();
+        let machine = tempfile::tempdir().unwrap();
+        let node = remote.start(open(machine.path(), config.clone())).await;
+        node.replicate(0, 1 << 20).await;
+        // The owner dies while it stores the group: after no PUT, or after one.
+        *remote.faults.only_in.lock().unwrap() = "/wal/";
+        remote.faults.good_puts(good);
+        remote.faults.next_puts([StoreFault::Unavailable; 1_000]);
+        let group = batch(records[1..].to_vec());
+        let group = node.engine.submit(None, group, Some(Durability::Durable));
+        group.await.unwrap();
+        until("the PUTs are decided", || {
+            remote.faults.puts.lock().unwrap().len() < 1_000 + good.min(1)
+        })
+        .await;
+        sleep(Duration::from_secs(1)).await;
+        node.kill().await;
+        remote.faults.puts.lock().unwrap().clear();
+        let alone = StorageConfig {
+            replica: None,
+            ..config.clone()
+        };
+        assert!(remote.restored_with(alone).await == records[..1 + 20 * good]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_upload_that_fails_again_and_again_leaves_no_segment() {
     let remote = remote();
     let machine = tempfile::tempdir().unwrap();
