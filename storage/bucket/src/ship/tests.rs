@@ -17,6 +17,7 @@ use wald_storage::{
     StorageConfig, SystemClock, Timestamp, block_on, content_path,
 };
 
+mod ends;
 mod keys;
 mod takeover;
 
