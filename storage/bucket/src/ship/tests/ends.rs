@@ -162,6 +162,50 @@ async fn record(remote: &Remote) -> OwnerRecord {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_planned_end_releases_no_store_whose_rest_cannot_be_read() {
+    let remote = remote();
+    let a = owner(&remote).await;
+    a.append(0, Durability::Replicated).await.unwrap();
+    a.fail(true);
+    a.append(1, Durability::Durable).await.unwrap();
+    a.stop.send(true).unwrap();
+    sleep(Duration::from_secs(30)).await;
+    assert!(!a.runs.is_finished(), "the rest is not in the bucket");
+    assert_eq!(record(&remote).await.state, OwnerState::Serving);
+    a.fail(false);
+    assert!(matches!(a.runs.await.unwrap(), ShipEnd::Shipped));
+    assert_eq!(record(&remote).await.state, OwnerState::Released);
+    assert_eq!(remote.restored().await, numbered(2, 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_do_not_wait_for_a_journal_that_cannot_be_read() {
+    let remote = remote();
+    let a = owner(&remote).await;
+    a.fail(true);
+    let begun = Instant::now();
+    let unknown = timeout(3 * DOWN_AFTER, a.append(0, Durability::Replicated)).await;
+    assert!(
+        matches!(unknown, Ok(Err(AppendError::ReplicationUnknown))),
+        "{unknown:?}"
+    );
+    assert!(begun.elapsed() >= DOWN_AFTER);
+    let refused = a.append(9, Durability::Replicated).await;
+    assert!(
+        matches!(refused, Err(AppendError::BucketDown)),
+        "{refused:?}"
+    );
+    a.fail(false);
+    let source = Arc::clone(&a.source);
+    until("it ships again", || {
+        source.progress().state == ReplicaState::Serving
+    })
+    .await;
+    a.append(1, Durability::Replicated).await.unwrap();
+    assert_eq!(remote.restored().await, numbered(2, 100));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_owner_that_opens_its_tail_again_shows_that_it_serves() {
     let remote = remote();
     let a = owner(&remote).await;
