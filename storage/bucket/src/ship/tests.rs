@@ -811,7 +811,9 @@ async fn the_tail_has_a_large_group_wholly_or_not_at_all() {
             replica: None,
             ..config.clone()
         };
-        assert!(remote.restored_with(alone).await == records[..1 + 20 * good]);
+        // A PUT that is repeated may still arrive.
+        let restored = remote.restored_with(alone).await;
+        assert!(restored == records || (restored == records[..1] && good == 0));
     }
 }
 
@@ -1136,7 +1138,7 @@ async fn an_owner_does_not_count_on_unnamed_content_of_another() {
         .await
         .unwrap()
         .len()
-        < 3
+        < 2
     {
         sleep(Duration::from_secs(1)).await;
     }
