@@ -244,9 +244,7 @@ impl Core {
                 return Ticket::refused(error);
             }
         };
-        if let Some(error) = (self.journal.replication())
-            .and_then(|replication| replication.is_behind(self.journal.durable()))
-        {
+        if let Some(error) = self.journal.replica_is_behind() {
             return Ticket::turned_away(error, Box::new(batch));
         }
         let inflight = self.journal.inflight.fetch_add(cost, Ordering::SeqCst) + cost;

@@ -75,7 +75,7 @@ pub(crate) struct ReplicaFigures {
 impl ReplicaFigures {
     /// Bytes that are durable and not replicated.
     pub(crate) fn lag_bytes(&self) -> u64 {
-        self.progress.durable.since(self.progress.replicated)
+        self.progress.behind
     }
 }
 

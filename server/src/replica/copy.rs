@@ -60,6 +60,10 @@ struct CopyState {
     kept: KeptContent,
     /// Time at which the copy had everything that the bucket showed.
     seen: Option<Instant>,
+    /// Whether content of a newer manifest is on its way. It may take long, and a take-over fetches the rest of it anyway.
+    is_coming: bool,
+    /// Whether content of the newest manifest is missing.
+    is_short: bool,
     /// The last error, which is reported once.
     error: String,
 }
@@ -96,6 +100,7 @@ impl Copying {
             self.shared.report(PANICKED);
         }
         self.shared.stop.store(false, Ordering::SeqCst);
+        self.shared.state.lock().is_coming = false;
         let work = CopyWork {
             shared: Arc::clone(&self.shared),
             remote: Arc::clone(remote),
@@ -112,8 +117,9 @@ impl Copying {
         }
     }
 
-    /// Ends the copy, and its readers. Returns the content that is kept.
-    pub(super) fn end(&mut self) -> KeptContent {
+    /// Ends the copy, and its readers. Returns the content that is kept, and whether that is everything that the bucket has
+    /// shown.
+    pub(super) fn end(&mut self) -> (KeptContent, bool) {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(runs) = self.runs.take() {
             runs.thread().unpark();
@@ -122,13 +128,16 @@ impl Copying {
             }
         }
         self.shared.reader.hide();
-        self.shared.state.lock().kept
+        let state = self.shared.state.lock();
+        (state.kept, state.seen.is_some() && !state.is_short)
     }
 
-    /// Whether the copy has had everything within this time.
+    /// Whether the copy has had everything within this time, or once, and fetches the next content since then. Nobody would follow
+    /// an owner that dies during a long fetch otherwise.
     pub(super) fn is_caught_up(&self, within: Duration) -> bool {
-        let seen = self.shared.state.lock().seen;
-        seen.is_some_and(|seen| seen.elapsed() < within)
+        let state = self.shared.state.lock();
+        let is_recent = |seen: Instant| state.is_coming || seen.elapsed() < within;
+        state.seen.is_some_and(is_recent)
     }
 
     /// Notes the generation of the key ring that the owner has announced.
@@ -194,6 +203,7 @@ impl CopyWork {
                 Err(FetchError::Empty { .. }) => RETRY_PAUSE,
                 Err(error) => {
                     self.shared.report(&error.to_string());
+                    self.shared.state.lock().is_coming = false;
                     let pause = retry_pause;
                     if !is_unreachable(&error) {
                         followed = None;
@@ -225,6 +235,10 @@ impl CopyWork {
         let newest = runtime.block_on(followed.tail.manifest());
         let newest = newest.map_err(ShipError::Tail)?.map(|row| row.name);
         if newest != followed.name {
+            {
+                let mut state = self.shared.state.lock();
+                (state.is_coming, state.is_short) = (true, true);
+            }
             self.keep(followed)?;
             followed.name = newest;
             followed.is_new = true;
@@ -247,6 +261,7 @@ impl CopyWork {
             self.show(followed)?;
         }
         let mut state = self.shared.state.lock();
+        (state.is_coming, state.is_short) = (false, false);
         if state.seen.replace(Instant::now()).is_none() {
             tracing::info!(
                 fetched = state.kept.fetched,
@@ -281,7 +296,13 @@ impl CopyWork {
     /// Fetches the content of the newest manifest that the directory does not keep.
     fn keep(&self, followed: &mut CopyInProgress) -> Result<(), FetchError> {
         let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory, None)?;
-        let mut goes_on = || self.shared.goes_on();
+        let mut goes_on = || {
+            // An error that follows a long fetch does not end the stand-by at once.
+            if let Some(seen) = &mut self.shared.state.lock().seen {
+                *seen = Instant::now();
+            }
+            self.shared.goes_on()
+        };
         let kept = match fetch.keep(&followed.rows, &mut goes_on) {
             // Old and new content do not fit together.
             Err(error) if error.is_out_of_space() => {

@@ -79,9 +79,9 @@ impl ShipObserver for Events {
             }
             ShipEvent::Down => tracing::error!(
                 place,
-                "the bucket gives no answer; REPLICATED is refused until it does"
+                "nothing of the journal reaches the bucket; REPLICATED is refused until it does"
             ),
-            ShipEvent::Up => tracing::info!(place, "the bucket answers again"),
+            ShipEvent::Up => tracing::info!(place, "the journal reaches the bucket again"),
             ShipEvent::Unread(error) => tracing::error!(
                 place,
                 %error,

@@ -291,7 +291,7 @@ impl StandBy<'_> {
     /// Fences the owner, and makes a store of the kept content and the rest.
     fn take_over(&mut self, owner: &OwnerRecord) -> Result<(), StandByError> {
         self.start.decided = Some(Instant::now());
-        let kept = self.copy.end();
+        let (kept, has_all) = self.copy.end();
         // Calls must not go to the owner that is gone. A node that has not stood by shows no owner.
         self.facts.owner.send_if_modified(|shown| {
             let has_stood_by = shown.is_some();
@@ -308,7 +308,8 @@ impl StandBy<'_> {
             term = owner.term,
             "the owner has ended; this node takes the store over"
         );
-        let fetched = self.start.fetch(self.config, kept.bytes, self.is_caught_up);
+        let is_copied = self.is_caught_up && has_all;
+        let fetched = self.start.fetch(self.config, kept.bytes, is_copied);
         match fetched {
             Ok(()) => {}
             // Another node was faster, or the owner lives.

@@ -566,6 +566,10 @@ const SMALL: [&str; 8] = [
 const CONTENT: &str = "wald/orders/shards/0/content/";
 const MANIFESTS: &str = "wald/orders/shards/0/manifests/";
 
+/// Number of records of 10 kB that fill two segments, and not four more: the next upload is a minute away, so that an owner that is
+/// killed leaves no manifest that does not count.
+const FILES_ONCE: usize = 30;
+
 /// Appends this number of records of 10 kB, which begin with their number.
 async fn fill(wal: &mut WalServiceClient<Channel>, from: usize, count: usize) {
     let large = "x".repeat(10_000);
@@ -695,9 +699,9 @@ async fn replica_is_verified_and_its_faults_are_named() {
     let one = private_directory();
     let node = start(&store, one.path(), "one", &SMALL);
     let mut wal = node.wal().await;
-    fill(&mut wal, 0, 60).await;
+    fill(&mut wal, 0, FILES_ONCE).await;
     until_store("a manifest", || !store.names(MANIFESTS).is_empty()).await;
-    fill(&mut wal, 60, 5).await;
+    fill(&mut wal, FILES_ONCE, 5).await;
     node.signal(Signal::KILL);
     node.ended().await;
     let (code, out, log) = command(&store, &["verify"]);

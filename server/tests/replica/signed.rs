@@ -40,9 +40,9 @@ async fn signed_files_of_a_replica_are_restored_alone_and_others_refused() {
     let (code, _, log) = command(&store, &["verify", "--trust", &own]);
     assert_eq!(code, Some(5), "{log}");
     assert!(log.contains("only rows, which no key signs"), "{log}");
-    fill(&mut wal, 1, 60).await;
+    fill(&mut wal, 1, FILES_ONCE).await;
     until_store("a manifest", || !store.names(MANIFESTS).is_empty()).await;
-    fill(&mut wal, 61, 5).await;
+    fill(&mut wal, 1 + FILES_ONCE, 5).await;
     node.signal(Signal::KILL);
     node.ended().await;
 
@@ -89,7 +89,7 @@ async fn signed_files_of_a_replica_are_restored_alone_and_others_refused() {
     assert!(out.contains(&format!("at position {end}:")), "{out}");
     let copied = Daemon::start_in(&target, &[]);
     let found = filled(&mut copied.wal().await).await;
-    let all = numbered(66);
+    let all = numbered(FILES_ONCE + 6);
     assert!(!found.is_empty() && found.len() < all.len(), "{found:?}");
     assert_eq!(found, all[..found.len()]);
 
@@ -157,9 +157,9 @@ async fn replica_of_an_older_version_is_read_taken_over_and_goes_on() {
     let (one, two) = (private_directory(), private_directory());
     let node = start(&store, one.path(), "one", &SMALL);
     let mut wal = node.wal().await;
-    fill(&mut wal, 0, 60).await;
+    fill(&mut wal, 0, FILES_ONCE).await;
     until_store("a manifest", || !store.names(MANIFESTS).is_empty()).await;
-    fill(&mut wal, 60, 5).await;
+    fill(&mut wal, FILES_ONCE, 5).await;
     node.signal(Signal::KILL);
     node.ended().await;
     as_older_version(&store);
@@ -171,12 +171,15 @@ async fn replica_of_an_older_version_is_read_taken_over_and_goes_on() {
     let (code, out, log) = command(&store, &["restore", "--data-dir", target]);
     assert_eq!(code, Some(0), "{out} {log}");
     let copied = Daemon::start_in(copy.path(), &[]);
-    assert_eq!(filled(&mut copied.wal().await).await, numbered(65));
+    assert_eq!(
+        filled(&mut copied.wal().await).await,
+        numbered(FILES_ONCE + 5)
+    );
 
     // The owner goes on, and its next manifest names all content again.
     let old = newest_manifest(&store);
     let node = start(&store, one.path(), "one", &SMALL);
-    fill(&mut node.wal().await, 65, 60).await;
+    fill(&mut node.wal().await, FILES_ONCE + 5, 60).await;
     until_store("a newer manifest", || newest_manifest(&store) != old).await;
     node.signal(Signal::KILL);
     node.ended().await;
@@ -192,5 +195,8 @@ async fn replica_of_an_older_version_is_read_taken_over_and_goes_on() {
         "two",
         &[&SMALL[..], &["--take-over"]].concat(),
     );
-    assert_eq!(filled(&mut next.wal().await).await, numbered(125));
+    assert_eq!(
+        filled(&mut next.wal().await).await,
+        numbered(FILES_ONCE + 65)
+    );
 }

@@ -283,6 +283,32 @@ fn keeps_all(names: &[String], directory: &Path) -> bool {
 }
 
 #[tokio::test]
+async fn stand_by_stays_named_while_it_fetches_new_content_for_long() {
+    let store = Store::start();
+    let one = private_directory();
+    let arguments = [&SMALL[..6], &["--stand-by", "--lease-ttl", "2s"]].concat();
+    let first = start(&store, one.path(), "one", &arguments);
+    fill(&mut first.wal().await, 0, 60).await;
+    let two = node(&store, "two");
+    until_named(&store, "two").await;
+    store.hold(vec!["/content/".to_owned()]);
+    fill(&mut first.wal().await, 60, 60).await;
+    until_store("the stand-by fetches", || !store.held().is_empty()).await;
+    // A stand-by without news counts for 10 s.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(13) {
+        tokio::time::sleep(TTL / 10).await;
+        assert_eq!(owner(&store)["stand_bys"], serde_json::json!(["two"]));
+    }
+    first.signal(Signal::KILL);
+    first.ended().await;
+    store.hold(Vec::new());
+    two.takes("120", v1::Durability::Replicated).await;
+    let mut wal = two.daemon.wal().await;
+    assert_eq!(filled(&mut wal).await, numbered(121));
+}
+
+#[tokio::test]
 async fn take_over_reads_no_content_that_the_stand_by_keeps() {
     let store = Store::start();
     let one = private_directory();

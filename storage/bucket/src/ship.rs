@@ -8,7 +8,8 @@
 //!
 //! - Only durable bytes are stored, one PUT at a time. The journal never waits for the shipper.
 //! - A part stays in memory until it is stored, and only one is: at most 8 MiB, or one larger group.
-//! - A bucket that gives no answer for [`DOWN_AFTER`] is reported to the engine. The shipper goes on with the same part.
+//! - A bucket that gives no answer for [`DOWN_AFTER`] is reported to the engine, and a journal that cannot be read for so long.
+//!   The shipper goes on with the same part.
 //! - An owner that was fenced stores nothing any more. The shipper tells the engine which node owns the store.
 
 mod cluster;
@@ -106,9 +107,9 @@ pub enum ShipEvent<'a> {
         /// Rows that no file holds yet.
         tail_rows: u64,
     },
-    /// The bucket has given no answer for [`DOWN_AFTER`].
+    /// The bucket has given no answer for [`DOWN_AFTER`], or the journal could not be read for so long.
     Down,
-    /// The bucket answers again.
+    /// A part is stored again.
     Up,
     /// Durable bytes cannot be read. The shipper tries again.
     Unread(&'a io::Error),
@@ -259,11 +260,16 @@ impl Ship {
             ..
         } = self.settings;
         let mut pace = ShipPace::new(gap, interval, max_lag);
+        let mut unread_since = None;
         loop {
             let last = self.due(&mut pace, &mut stop).await;
             let durable = self.source.progress().durable;
             let from = self.shipped.borrow().end;
-            match self.source.read_part(from, PART_BYTES).await {
+            let read = self.source.read_part(from, PART_BYTES).await;
+            if read.is_ok() {
+                unread_since = None;
+            }
+            match read {
                 Ok(Some(part)) => {
                     let started = Instant::now();
                     pace.starts(started, self.source.progress().waiting);
@@ -288,9 +294,14 @@ impl Ship {
                 },
                 Err(error) => {
                     self.observer.event(&ShipEvent::Unread(&error));
+                    // Requests for REPLICATED must not wait without a bound for a disk either.
+                    if unread_since.get_or_insert_with(Instant::now).elapsed() >= DOWN_AFTER {
+                        self.is_down();
+                    }
                     sleep(RETRY_PAUSE).await;
-                    if let Some(end) = last {
-                        return Ok(end);
+                    // A caller that asked for the end gives up by itself. The store is not released without the rest.
+                    if let Some(ShipEnd::Journal) = last {
+                        return Ok(ShipEnd::Journal);
                     }
                 }
             }
@@ -348,38 +359,40 @@ impl Ship {
         self.keys.as_ref().map(ShippedKeys::stored)
     }
 
-    /// Stores a part. All rows of a part but the last one have the largest size.
+    /// Stores a part. All rows of a part but the last one have the largest size. They are stored together: nobody can go on behind
+    /// a part of a group.
     async fn store_part(&self, tail: &ReplicaTail, part: &JournalPart) -> Result<(), TailError> {
-        let mut at = 0;
         if known_bad::makes(ShipMistake::SkipRow) && (part.end.get() / 8).is_multiple_of(5) {
             return Ok(());
         }
-        while at < part.bytes.len() {
-            let to = part.bytes.len().min(at + LARGEST_PART);
-            let row = TailPart {
-                segment: part.segment.get(),
-                position: part.position.get() + at as u64,
-                bytes: part.bytes.slice(at..to),
-            };
-            let row = &row;
-            self.store(|| async {
-                if let Some(keys) = &self.keys {
-                    keys.before_row().await?;
-                }
-                tail.put(row).await
-            })
-            .await?;
-            at = to;
+        let starts = (0..part.bytes.len()).step_by(LARGEST_PART);
+        let rows = starts.map(|at| TailPart {
+            segment: part.segment.get(),
+            position: part.position.get() + at as u64,
+            bytes: (part.bytes).slice(at..part.bytes.len().min(at + LARGEST_PART)),
+        });
+        let rows: Vec<TailPart> = rows.collect();
+        if rows.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let rows = &rows;
+        let patience = DOWN_AFTER * u32::try_from(rows.len()).unwrap_or(1);
+        self.store(patience, || async {
+            if let Some(keys) = &self.keys {
+                keys.before_row().await?;
+            }
+            tail.put_all(rows).await
+        })
+        .await
     }
 
-    /// Stores a row. Repeats the same row until the bucket answers, however long that takes.
-    async fn store<F>(&self, store: impl Fn() -> F) -> Result<(), TailError>
+    /// Stores something. Repeats the same until the bucket answers, however long that takes. After `patience` requests hear that
+    /// the bucket is unreachable.
+    async fn store<F>(&self, patience: Duration, store: impl Fn() -> F) -> Result<(), TailError>
     where
         F: Future<Output = Result<(), TailError>>,
     {
-        let down_at = Instant::now() + DOWN_AFTER;
+        let down_at = Instant::now() + patience;
         loop {
             let row = store();
             tokio::pin!(row);

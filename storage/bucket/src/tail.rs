@@ -7,7 +7,8 @@
 //! ```
 //!
 //! - A row is in the bucket when [`ReplicaTail::put`] returns `Ok`. Every later owner and every copy then reads it.
-//! - One row is on its way at a time, in the order of the calls.
+//! - One row is on its way at a time, in the order of the calls. The rows of a large group travel together: the tail has all of
+//!   them or none, because a later owner could not use a part of a group.
 //! - Rows leave only with their whole segment, after the caller has stored the segment as a file and has named it in a
 //!   manifest. Only [`ReplicaTail::put_manifest`] makes a manifest count, because an owner that was fenced cannot store its row.
 //! - Drains last as long as the owner: after each open the caller drains again.
@@ -207,12 +208,25 @@ impl ReplicaTail {
     /// `Refused` if the part is empty or larger than [`LARGEST_PART`]. `Fenced` and `Stopped`: nothing is stored any more.
     /// `Unreachable`: the row stays on its way. The next call waits for it; a call with the same part ends with it.
     pub async fn put(&self, part: &TailPart) -> Result<(), TailError> {
-        let bytes = part.bytes.len();
-        if bytes == 0 || bytes > LARGEST_PART {
-            return Err(self.refused(format!("a part has {bytes} bytes; 1 to {LARGEST_PART} fit")));
+        self.put_all(std::slice::from_ref(part)).await
+    }
+
+    /// Stores parts, all of them or none: no other owner sees some of them alone. Each becomes a row.
+    ///
+    /// # Errors
+    /// As [`ReplicaTail::put`].
+    pub async fn put_all(&self, parts: &[TailPart]) -> Result<(), TailError> {
+        let mut rows = Vec::with_capacity(parts.len());
+        for part in parts {
+            let bytes = part.bytes.len();
+            if bytes == 0 || bytes > LARGEST_PART {
+                let what = format!("a part has {bytes} bytes; 1 to {LARGEST_PART} fit");
+                return Err(self.refused(what));
+            }
+            let key = keys::part_key(part.segment, part.position);
+            rows.push((key, part.bytes.clone()));
         }
-        let key = keys::part_key(part.segment, part.position);
-        self.writer.store(key, part.bytes.clone()).await
+        self.writer.store(rows).await
     }
 
     /// Makes a manifest count: a restore then begins with it. Files hold the journal below `position`.
@@ -224,9 +238,8 @@ impl ReplicaTail {
             let bytes = name.len();
             return Err(self.refused(format!("the name of a manifest has {bytes} bytes")));
         };
-        self.writer
-            .store(keys::MANIFEST_KEY.to_vec().into(), value)
-            .await
+        let key = keys::MANIFEST_KEY.to_vec().into();
+        self.writer.store(vec![(key, value)]).await
     }
 
     /// The newest manifest that counts; `None` before the first.

@@ -14,12 +14,15 @@
 //! A manifest that names a new sorted run rests on the durable state from which the run was made. So the shipper reads
 //! [`Replica::durable`] after it has seen the run, and names the run once that position is replicated.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::api::engine::BoxFuture;
+use crate::api::content::ContentDigest;
+use crate::api::engine::{Backup, BoxFuture};
+use crate::api::error::BackupError;
 use crate::base::ids::{Position, SegmentId};
 
 /// Maximum distance of a replica behind its journal. Beyond it, appends get BUSY.
@@ -30,7 +33,8 @@ pub struct ReplicaBounds {
 }
 
 /// Upper bound of [`ReplicaBounds::max_lag`]. The positions of the next owner begin 4 GiB beyond the replicated ones, so
-/// it never assigns a position of a record that was lost.
+/// it never assigns a position of a record that was lost. For the same reason it bounds all positions between replicated and
+/// durable, also the unused ones.
 pub const MAX_REPLICA_LAG: u64 = 1 << 30;
 
 /// Number of sealed segments that may wait for their release.
@@ -88,6 +92,8 @@ pub struct ReplicaProgress {
     pub durable: Position,
     /// Everything below is replicated.
     pub replicated: Position,
+    /// Bytes that are durable and not replicated. Positions that segments left unused do not count.
+    pub behind: u64,
     /// Segments whose last position is below are in files of the replica.
     pub released: Position,
     /// Number of requests that wait for the replicated position.
@@ -127,6 +133,17 @@ pub trait Replica: Send + Sync + 'static {
     /// Notes that everything below `end` is replicated, and answers the requests that waited for it. `end` is the end of
     /// a part. A position that does not go up changes nothing.
     fn publish(&self, end: Position);
+
+    /// Begins a backup for the replica: of everything in sorted runs and sealed segments that is durable. As
+    /// [`Operate::backup`](crate::Operate::backup), but it needs none of the places of backups, and leaves no segment: a
+    /// replica that tries again and again makes no small segments. The replica has the rest as parts of the journal.
+    ///
+    /// # Errors
+    /// If the journal has failed.
+    fn files(
+        &self,
+        known: HashSet<ContentDigest>,
+    ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
     /// Notes that files of the replica hold all segments that end at or below `end`. Only these segments are
     /// sorted and recycled.

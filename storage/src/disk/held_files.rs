@@ -24,7 +24,7 @@ pub(crate) struct KnownFile {
     pub(crate) digest: ContentDigest,
 }
 
-/// Maximum number of backups that run at a time. Each reads the disk and holds files.
+/// Maximum number of backups that run at a time, beside that of a replica. Each reads the disk and holds files.
 pub(crate) const AT_A_TIME: usize = 4;
 
 /// Time after which a backup ends if its caller takes no part of it.
@@ -56,6 +56,16 @@ pub(crate) struct RunningBackup {
     held: HeldSet,
     /// Time at which its last part was taken.
     taken: Instant,
+    purpose: PinPurpose,
+}
+
+/// The purpose for which files are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PinPurpose {
+    /// A backup that a caller has asked for.
+    Backup,
+    /// The files of a replica, which has one shipper. Slow backups must not keep it from its work.
+    Replica,
 }
 
 /// The files that a backup holds.
@@ -138,19 +148,24 @@ impl Backups {
         }
     }
 
-    /// Stops the removal of files. `None` if [`AT_A_TIME`] backups run.
-    pub(crate) fn pin(self: &Arc<Self>, now: Instant) -> Option<Pin> {
+    /// Stops the removal of files. `None` for a backup if [`AT_A_TIME`] others run.
+    pub(crate) fn pin(self: &Arc<Self>, now: Instant, purpose: PinPurpose) -> Option<Pin> {
         self.end_unread(now);
         let mut state = self.state.lock();
-        if state.running.len() >= AT_A_TIME {
+        let running = state.running.values();
+        let backups = running.filter(|running| running.purpose == PinPurpose::Backup);
+        if purpose == PinPurpose::Backup && backups.count() >= AT_A_TIME {
             return None;
         }
         state.last += 1;
         let number = state.last;
         let held = HeldSet::All;
-        state
-            .running
-            .insert(number, RunningBackup { held, taken: now });
+        let running = RunningBackup {
+            held,
+            taken: now,
+            purpose,
+        };
+        state.running.insert(number, running);
         Some(Pin {
             backups: Arc::clone(self),
             number,

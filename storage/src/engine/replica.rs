@@ -1,13 +1,15 @@
 //! The engine's side of a replica: hands durable bytes to the shipper, and takes its positions.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
 use super::{Core, LocalEngine};
-use crate::api::engine::BoxFuture;
-use crate::api::error::ReadError;
+use crate::api::content::ContentDigest;
+use crate::api::engine::{Backup, BoxFuture};
+use crate::api::error::{BackupError, ReadError};
 use crate::api::record::Visibility;
 use crate::api::replica::{JournalPart, OwnerLease, Replica, ReplicaProgress, Unreplicated};
 use crate::api::watch::{Until, Watched};
@@ -18,6 +20,7 @@ use crate::disk::known_bad::Mistake;
 use crate::format::frame;
 use crate::journal::segment::Segment;
 use crate::read::{Reach, far, near_or_far};
+use crate::tools::backup;
 
 impl Core {
     /// As [`Replica::read_part`].
@@ -224,6 +227,19 @@ impl Replica for LocalEngine {
 
     fn publish(&self, end: Position) {
         self.core.publish_replicated(end);
+    }
+
+    fn files(
+        &self,
+        known: HashSet<ContentDigest>,
+    ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
+        let core = &self.core;
+        Box::pin(backup::begin_finished(
+            &core.store,
+            &core.indexer,
+            &self.workers,
+            known,
+        ))
     }
 
     fn release(&self, end: Position) {

@@ -17,7 +17,8 @@ use super::waiting::{UnflushedGroup, Waiter};
 use crate::api::error::AppendError;
 use crate::api::record::{Durability, Visibility};
 use crate::api::replica::{
-    MOST_UNRELEASED, OwnerLease, ReplicaBounds, ReplicaProgress, ReplicaState, Unreplicated,
+    MAX_REPLICA_LAG, MOST_UNRELEASED, OwnerLease, ReplicaBounds, ReplicaProgress, ReplicaState,
+    Unreplicated,
 };
 use crate::api::watch::{Watch, Watched};
 use crate::base::ids::Position;
@@ -25,8 +26,11 @@ use crate::base::metrics::AppendPhase;
 use crate::base::sync::Mutex;
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Groups whose readers wait for the replica, kept apart. Beyond this all share one entry, which names each log once.
-const MOST_GROUPS: usize = 256;
+/// Maximum number of entries of groups whose readers wait for the replica. When there are more groups, each entry holds several,
+/// and names each log once.
+const MOST_ENTRIES: usize = 256;
+/// With fewer entries than these, new ones hold fewer groups again.
+const FEW_ENTRIES: usize = MOST_ENTRIES / 4;
 
 /// State of a journal that is shipped to a replica.
 pub(crate) struct Replication {
@@ -51,8 +55,12 @@ pub(crate) struct Replication {
 struct ReplicationState {
     /// Requests whose position is durable and not replicated.
     waiters: Vec<Waiter>,
-    /// Durable groups that are not replicated: end, and logs whose readers must wake.
+    /// Durable groups that are not replicated, in order. An entry holds one or several: end, and logs whose readers must wake.
     groups: VecDeque<UnflushedGroup>,
+    /// Number of groups that a new entry may hold, less one.
+    more: usize,
+    /// Number of groups in the last entry.
+    in_last: usize,
     stopped: Option<Unreplicated>,
 }
 
@@ -135,19 +143,6 @@ impl Replication {
         &self.shipper
     }
 
-    /// The refusal of an append because the replica is too far behind, if it is. Everything below `durable` is on the
-    /// device.
-    pub(crate) fn is_behind(&self, durable: Position) -> Option<AppendError> {
-        let behind = durable.since(self.replicated().min(durable));
-        let segments = self.unreleased.load(Ordering::SeqCst);
-        let too_far = behind > self.bounds.max_lag || segments > MOST_UNRELEASED;
-        too_far.then_some(AppendError::ReplicaBehind {
-            behind,
-            limit: self.bounds.max_lag,
-            segments,
-        })
-    }
-
     /// Why nothing of this level can be done while the replica is in this state, if that is so.
     pub(crate) fn unreachable(&self, level: Durability) -> Option<AppendError> {
         match self.state.lock().stopped.clone() {
@@ -187,19 +182,49 @@ impl ReplicationState {
         }
     }
 
-    /// Adds durable groups, whose readers wake when the replica has them.
+    /// Adds durable groups, whose readers wake when the replica has them. All entries are about equally large: one for everything
+    /// would end later with each group, and its readers would never wake while the replica is a little behind.
     fn add_groups(&mut self, groups: Vec<UnflushedGroup>) {
-        self.groups.extend(groups);
-        if self.groups.len() <= MOST_GROUPS {
-            return;
+        for (end, logs) in groups {
+            if self.groups.len() < FEW_ENTRIES {
+                self.more /= 2;
+            }
+            match self.groups.back_mut() {
+                Some(last) if self.in_last <= self.more => {
+                    join(last, (end, logs));
+                    self.in_last += 1;
+                }
+                _ => {
+                    if self.groups.len() == MOST_ENTRIES {
+                        self.merge_groups();
+                    }
+                    self.groups.push_back((end, logs));
+                    self.in_last = 1;
+                }
+            }
         }
-        // Readers of an earlier group wake a little later: everything durable is shipped soon.
-        let end = self.groups.back().map_or(Position::ZERO, |last| last.0);
-        let mut logs: Vec<_> = self.groups.drain(..).flat_map(|(_, logs)| logs).collect();
-        logs.sort_unstable_by_key(|log| log.id);
-        logs.dedup_by_key(|log| log.id);
-        self.groups.push_back((end, logs));
     }
+
+    /// Merges neighbours, so that half of the entries are free.
+    fn merge_groups(&mut self) {
+        self.more = self.more * 2 + 1;
+        let mut groups = std::mem::take(&mut self.groups).into_iter();
+        while let Some(mut first) = groups.next() {
+            if let Some(second) = groups.next() {
+                join(&mut first, second);
+            }
+            self.groups.push_back(first);
+        }
+    }
+}
+
+/// Adds the groups of a later entry.
+fn join(entry: &mut UnflushedGroup, (end, logs): UnflushedGroup) {
+    entry.0 = end;
+    entry.1.extend(logs);
+    // Both halves are in order already, after the first time: this sort takes them as they are.
+    entry.1.sort_by_key(|log| log.id);
+    entry.1.dedup_by_key(|log| log.id);
 }
 
 impl Journal {
@@ -371,6 +396,41 @@ impl Journal {
         self.replication.as_ref().is_none_or(has_file)
     }
 
+    /// The refusal of an append because the replica is too far behind, if it is.
+    pub(crate) fn replica_is_behind(&self) -> Option<AppendError> {
+        let replication = self.replication.as_ref()?;
+        let (replicated, durable) = (replication.replicated(), self.durable());
+        let limit = replication.bounds.max_lag;
+        let mut behind = durable.since(replicated.min(durable));
+        // No append of a replica that keeps up looks at the segments.
+        if behind > limit && behind <= MAX_REPLICA_LAG {
+            behind = self.used_between(replicated, durable);
+        }
+        let segments = replication.unreleased.load(Ordering::SeqCst);
+        let too_far = behind > limit || segments > MOST_UNRELEASED;
+        too_far.then_some(AppendError::ReplicaBehind {
+            behind,
+            limit,
+            segments,
+        })
+    }
+
+    /// Bytes between two positions, without the rest of each segment that the journal has left.
+    fn used_between(&self, from: Position, to: Position) -> u64 {
+        let from = from.min(to);
+        let mut used = to.since(from);
+        let segments = self.segments.read();
+        let holding = segments.range(..=from).next_back();
+        let behind = segments.range(from..to).filter(|(base, _)| **base > from);
+        for segment in holding.into_iter().chain(behind).map(|(_, found)| found) {
+            let (end, limit) = (*segment.end.read(), segment.limit().min(to));
+            if let Some(end) = end {
+                used = used.saturating_sub(limit.since(end.max(from).min(limit)));
+            }
+        }
+        used
+    }
+
     /// Counts the sealed segments that wait for their release.
     pub(super) fn count_unreleased(&self) {
         let Some(replication) = &self.replication else {
@@ -397,9 +457,11 @@ impl Journal {
             let state = replication.state.lock();
             (state.waiters.len(), state.shown())
         };
+        let (replicated, durable) = (replication.replicated(), self.durable());
         ReplicaProgress {
-            replicated: replication.replicated(),
-            durable: self.durable(),
+            replicated,
+            durable,
+            behind: self.used_between(replicated, durable),
             released: replication.released(),
             waiting,
             unreleased: replication.unreleased.load(Ordering::SeqCst),
@@ -414,5 +476,33 @@ impl Journal {
         let durable = self.durable();
         let replication = self.replication.as_ref();
         replication.map_or(0, |replication| replication.lag.lock().below(durable))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_waiting_groups_have_a_bound_and_are_equally_large() {
+        let at = |group: u64| Position::new(group * 64);
+        let mut state = ReplicationState::default();
+        let (mut added, mut replicated) = (0, 0);
+        // The replica is always this number of groups behind.
+        for behind in [10, 100, 5_000, 100_000, 3] {
+            for _ in 0..3 * behind + 2_000 {
+                added += 1;
+                state.add_groups(vec![(at(added), Vec::new())]);
+                assert!(state.groups.len() <= MOST_ENTRIES);
+                replicated = replicated.max(added.saturating_sub(behind));
+                let woken = state
+                    .groups
+                    .partition_point(|(end, _)| *end <= at(replicated));
+                state.groups.drain(..woken);
+            }
+            let first = state.groups.front().unwrap().0;
+            let late = first.since(at(replicated)) / 64;
+            assert!(late <= 1 + behind / 16, "{late} of {behind}");
+        }
     }
 }

@@ -695,6 +695,26 @@ fn few_backups_run_at_a_time() {
     assert!(
         matches!(begin(), Err(BackupError::Busy { running }) if running == held_files::AT_A_TIME)
     );
+    // A replica has a place of its own, and leaves no segment.
+    let core = &fixture.core;
+    let current = core.journal.current().life.id;
+    let files = |known| {
+        let (store, indexer, workers) = (&core.store, &core.indexer, Arc::default());
+        let mut begun =
+            Box::pin(async move { backup::begin_finished(store, indexer, &workers, known).await });
+        poll(&mut begun).unwrap().unwrap()
+    };
+    let mut files = files(HashSet::new());
+    let manifest = loop {
+        match next(&mut *files).unwrap().unwrap() {
+            BackupPart::Manifest(manifest) => break manifest,
+            BackupPart::Read(_) => {}
+            BackupPart::Chunk { .. } => panic!("the manifest comes first"),
+        }
+    };
+    assert!(manifest.position > Position::ZERO);
+    assert_eq!(core.journal.current().life.id, current);
+    assert!(begin().is_err());
     drop(running);
     assert!(begin().is_ok());
 }

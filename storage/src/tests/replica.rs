@@ -249,8 +249,7 @@ fn appends_are_refused_while_the_replica_is_too_far_behind() {
     }
     let (appended, error) = refused.expect("the lag has a bound");
     assert!(matches!(error, AppendError::ReplicaBehind { behind, .. } if behind > MAX_LAG));
-    // Positions also count the unused ends of segments.
-    assert!((30..60).contains(&appended), "{appended}");
+    assert!((40..50).contains(&appended), "{appended}");
     f.ship();
     // Now segments wait for their files.
     let mut refused = None;
@@ -268,6 +267,74 @@ fn appends_are_refused_while_the_replica_is_too_far_behind() {
     assert!(matches!(error, AppendError::ReplicaBehind { segments, .. } if is_bound(segments)));
     f.core.journal.release(f.core.journal.durable());
     f.append("a", b"again").unwrap();
+}
+
+#[test]
+fn positions_that_segments_left_unused_do_not_count_as_lag() {
+    let f = Fixture::replicated();
+    let leave = || {
+        let left = f.core.inbox.leave_segment();
+        f.core.turn();
+        poll(&mut Box::pin(left)).unwrap().unwrap();
+        f.core.journal.release(f.core.journal.durable());
+    };
+    let behind = || f.core.journal.replica_progress().behind;
+    // The bytes that a shipper would store.
+    let unshipped = || {
+        let parts = parts(&f.core, f.core.journal.settled(), 1);
+        parts
+            .iter()
+            .map(|part| part.bytes.len() as u64)
+            .sum::<u64>()
+    };
+    f.append("a", b"0").unwrap();
+    f.ship();
+    assert_eq!(behind(), 0);
+    for _ in 0..40 {
+        leave();
+        assert_eq!(behind(), unshipped());
+        f.append("a", &[1; 1000]).unwrap();
+        assert_eq!(behind(), unshipped());
+    }
+    let progress = f.core.journal.replica_progress();
+    assert!(progress.durable.since(progress.replicated) > 2 * MAX_LAG);
+    for part in parts(&f.core, progress.replicated, 1) {
+        f.core.publish_replicated(part.end);
+        assert_eq!(behind(), unshipped());
+    }
+    assert_eq!(behind(), 0);
+}
+
+#[test]
+fn a_replica_that_is_a_little_behind_wakes_readers_after_many_flushes() {
+    let f = Fixture::replicated();
+    let request = ScanRequest {
+        selector: one("a"),
+        start: ScanStart::First,
+        until_lsn: None,
+        max_records: 0,
+        follow: true,
+        visibility: Some(Visibility::Replicated),
+        chunk_bytes: 64 << 10,
+    };
+    f.append("a", b"0").unwrap();
+    f.ship();
+    let mut scan = f.begin(request).unwrap();
+    next_chunk(&mut scan).unwrap().unwrap().unwrap();
+    let mut waits = scan.next();
+    let count = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&count));
+    let mut context = Context::from_waker(&waker);
+    assert!(waits.as_mut().poll(&mut context).is_pending());
+    let mut ends = Vec::new();
+    for _ in 0..1000 {
+        f.append("b", b"1").unwrap();
+        f.append("a", b"1").unwrap();
+        ends.push(f.core.journal.durable());
+    }
+    f.core.publish_replicated(ends[500]);
+    assert_eq!(count.0.load(std::sync::atomic::Ordering::SeqCst), 1);
+    assert!(waits.as_mut().poll(&mut context).is_ready());
 }
 
 #[test]

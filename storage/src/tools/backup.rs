@@ -34,7 +34,7 @@ pub use self::restore::{Restored, refuse_if_locked, refuse_if_used};
 pub(crate) use self::restore::{
     begin as begin_restore, finish as finish_restore, flush_names, write,
 };
-pub(crate) use self::take::begin;
+pub(crate) use self::take::{begin, begin_finished};
 pub use self::view::{BackupCheck, BackupView, content_path};
 
 /// Bytes read in one step.

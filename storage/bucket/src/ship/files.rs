@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use wald_storage::{BackupManifest, BackupPart, ContentDigest, Position};
+use wald_storage::{Backup, BackupManifest, BackupPart, ContentDigest, Position};
 
 use super::error::ShipError;
-use super::{ManifestFormat, Ship, ShipEvent};
+use super::{DOWN_AFTER, ManifestFormat, Ship, ShipEvent};
 use crate::bucket::{Bucket, Put, WriteCondition};
 use crate::error::{BucketError, BucketErrorKind};
 use crate::known_bad;
@@ -34,8 +34,7 @@ pub(super) const MANIFESTS: &str = "shards/0/manifests";
 pub(super) const LARGEST_MANIFEST: u64 = 64 << 20;
 /// Number of sealed segments that are uploaded without a pause.
 const MANY_SEALED: u64 = 4;
-/// Pause between two manifests if fewer segments wait. Each manifest leaves a segment, so that a pause also keeps segments
-/// from being small.
+/// Pause between two manifests if fewer segments wait.
 const MANIFEST_PAUSE: Duration = Duration::from_secs(60);
 /// Pause between two looks at the number of sealed segments.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
@@ -158,7 +157,9 @@ impl ReplicaFiles {
         if known_bad::makes(ShipMistake::ManifestBeforeContent) {
             self.name_first(ship, tail).await?;
         }
-        let (manifest, sent_bytes) = self.send(ship).await?;
+        // An upload that fails is repeated, so it leaves no segment: each would be another file, and nearly empty.
+        let backup = ship.source.files(self.known()).await?;
+        let (manifest, sent_bytes) = self.send(ship, backup).await?;
         // A run may rest on a trim that the tail does not have yet.
         let durable = ship.source.progress().durable;
         if !known_bad::makes(ShipMistake::ManifestBeforeTrims) {
@@ -169,7 +170,7 @@ impl ReplicaFiles {
 
     /// Makes a manifest count without its content: a mistake ([`ShipMistake::ManifestBeforeContent`]).
     async fn name_first(&mut self, ship: &Ship, tail: &ReplicaTail) -> Result<(), ShipError> {
-        let mut backup = ship.source.backup(self.known()).await?;
+        let mut backup = ship.source.files(self.known()).await?;
         while let Some(part) = backup.next().await? {
             if let BackupPart::Manifest(manifest) = part {
                 drop(backup);
@@ -180,7 +181,7 @@ impl ReplicaFiles {
     }
 
     /// Digests of content that is in the bucket, and stays there.
-    fn known(&self) -> HashSet<ContentDigest> {
+    pub(super) fn known(&self) -> HashSet<ContentDigest> {
         let is_named = |digest: &ContentDigest| {
             let newest = self.newest.as_ref();
             newest.is_some_and(|newest| newest.digests.contains(digest))
@@ -190,12 +191,12 @@ impl ReplicaFiles {
         stays.map(|(_, digest)| *digest).collect()
     }
 
-    /// Takes a backup and sends the content that the bucket lacks. Returns its manifest and the number of bytes sent.
+    /// Sends the content of a backup that the bucket lacks. Returns its manifest and the number of bytes sent.
     pub(super) async fn send(
         &mut self,
         ship: &Ship,
+        mut backup: Box<dyn Backup>,
     ) -> Result<(Arc<BackupManifest>, u64), ShipError> {
-        let mut backup = ship.source.backup(self.known()).await?;
         let mut uploads = Uploads::new(self.bucket.clone());
         let mut manifest: Option<Arc<BackupManifest>> = None;
         let mut current: Option<(usize, Upload)> = None;
@@ -282,7 +283,8 @@ impl ReplicaFiles {
         };
         let position = manifest.position;
         let row = (name.as_str(), position.get());
-        ship.store(|| tail.put_manifest(row.0, row.1)).await?;
+        let names = || tail.put_manifest(row.0, row.1);
+        ship.store(DOWN_AFTER, names).await?;
         ship.is_up();
         let now = Instant::now();
         self.old.retain(|(old, _)| *old != name);

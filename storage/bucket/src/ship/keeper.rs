@@ -124,7 +124,7 @@ impl ReplicaOwner {
         mut parts: ReplicaParts,
         fenced: Option<FencedStore>,
     ) -> Result<Self, OwnerError> {
-        let (owned, shipper) = Self::open(&mut parts, fenced).await?;
+        let (owned, shipper) = Self::open(&mut parts, fenced, OwnerState::Opening).await?;
         // Later terms follow this one.
         (parts.claim.take_over, parts.claim.inherits) = (None, None);
         Ok(Self {
@@ -140,7 +140,9 @@ impl ReplicaOwner {
     /// # Errors
     /// As [`ReplicaOwner::begin`].
     pub async fn fence(bucket: &Bucket, claim: &OwnerClaim) -> Result<FencedStore, OwnerError> {
-        let owned = Owned::claim(bucket, &mut claim.clone(), &|_| Ok(())).await?;
+        let mut claim = claim.clone();
+        let claims = Owned::claim(bucket, &mut claim, OwnerState::Opening, &|_| Ok(()));
+        let owned = claims.await?;
         let tail = FencedTail {
             tail: Arc::clone(&owned.tail),
             seen: Arc::default(),
@@ -148,9 +150,11 @@ impl ReplicaOwner {
         Ok(FencedStore { owned, tail })
     }
 
+    /// `claimed`: the state in the record until everything is stored.
     async fn open(
         parts: &mut ReplicaParts,
         fenced: Option<FencedStore>,
+        claimed: OwnerState,
     ) -> Result<(Owned, Shipper), OwnerError> {
         // A store at the wrong bucket must not become its owner.
         cluster::claim(&parts.bucket, parts.source.profile().store_id).await?;
@@ -166,7 +170,8 @@ impl ReplicaOwner {
         let (mut owned, seen) = match fenced {
             Some(fenced) => (fenced.owned, fenced.tail.seen()),
             None => {
-                let claims = Owned::claim(&parts.bucket, &mut parts.claim, &*parts.keep_term);
+                let keep = &*parts.keep_term;
+                let claims = Owned::claim(&parts.bucket, &mut parts.claim, claimed, keep);
                 (claims.await?, None)
             }
         };
@@ -199,6 +204,11 @@ impl ReplicaOwner {
     /// The record of this node.
     pub fn record(&self) -> &OwnerRecord {
         self.owned.record()
+    }
+
+    #[cfg(test)]
+    pub(super) fn tail(&self) -> Arc<ReplicaTail> {
+        Arc::clone(&self.owned.tail)
     }
 
     /// Number of its term.
@@ -241,7 +251,7 @@ impl ReplicaOwner {
                 ShipEnd::Stopped(error) => {
                     observer.event(&ShipEvent::Failed(&ShipError::Tail(error)));
                     self.parts.source.stop(Unreplicated::BucketDown);
-                    if let Some(end) = self.open_again(&stop).await {
+                    if let Some(end) = self.open_again(stop.clone()).await {
                         return end;
                     }
                     self.parts.source.resume();
@@ -275,16 +285,19 @@ impl ReplicaOwner {
         Ok(())
     }
 
-    /// Opens the tail in a new term, with pauses that grow. Returns the end, if this node must not or need not go on.
-    async fn open_again(&mut self, stop: &watch::Receiver<bool>) -> Option<ShipEnd> {
+    /// Opens the tail in a new term, with pauses that grow. A caller that asks for the end cuts the pause short, and the next
+    /// attempt is the last. Returns the end, if this node must not or need not go on.
+    async fn open_again(&mut self, mut stop: watch::Receiver<bool>) -> Option<ShipEnd> {
         let mut pause = REOPEN_PAUSES.0;
         loop {
-            sleep(pause).await;
+            // A sender that is gone asks for the end, too.
+            let stops = timeout(pause, stop.wait_for(|stop| *stop)).await.is_ok();
             pause = (pause * 2).min(REOPEN_PAUSES.1);
-            if self.parts.source.progress().ended || *stop.borrow() {
+            if self.parts.source.progress().ended {
                 return Some(ShipEnd::Journal);
             }
-            match Self::open(&mut self.parts, None).await {
+            // The engine serves meanwhile, so the record must not say that this owner may be followed.
+            match Self::open(&mut self.parts, None, OwnerState::Serving).await {
                 Ok((owned, shipper)) => {
                     (self.owned, self.shipper) = (owned, shipper);
                     return None;
@@ -299,6 +312,9 @@ impl ReplicaOwner {
                     });
                 }
                 Err(error) => self.parts.observer.event(&ShipEvent::NotOpened(&error)),
+            }
+            if stops {
+                return Some(ShipEnd::Journal);
             }
         }
     }

@@ -246,8 +246,8 @@ pub(super) struct Owned {
 }
 
 impl Owned {
-    /// Becomes the owner, with the next term. `keep` must make the term durable in the data directory; the claim has it
-    /// then, so that a later attempt recognises a record of this one.
+    /// Becomes the owner, with the next term, and shows this state. `keep` must make the term durable in the data directory; the
+    /// claim has it then, so that a later attempt recognises a record of this one.
     ///
     /// # Errors
     /// `Owned` if another node is the owner, `Superseded` if one has served since this directory did, `Contended` if other nodes claim terms at the same time; others if the bucket
@@ -255,6 +255,7 @@ impl Owned {
     pub(super) async fn claim(
         bucket: &Bucket,
         claim: &mut OwnerClaim,
+        state: OwnerState,
         keep: &(dyn Fn(u64) -> io::Result<()> + Send + Sync),
     ) -> Result<Self, OwnerError> {
         let incarnation = random(bucket.place())?;
@@ -304,7 +305,7 @@ impl Owned {
                 node: claim.node.clone(),
                 incarnation: incarnation.clone(),
                 endpoint: claim.endpoint.clone(),
-                state: OwnerState::Opening,
+                state,
                 taken,
                 process: claim.process.clone(),
                 stand_bys,
@@ -395,7 +396,7 @@ mod tests {
     }
 
     async fn own(bucket: &Bucket, claim: &OwnerClaim) -> Result<Owned, OwnerError> {
-        Owned::claim(bucket, &mut claim.clone(), &|_| Ok(())).await
+        Owned::claim(bucket, &mut claim.clone(), OwnerState::Opening, &|_| Ok(())).await
     }
 
     #[tokio::test(start_paused = true)]
@@ -406,16 +407,21 @@ mod tests {
             kept.lock().unwrap().push(term);
             Ok(())
         };
-        let first = Owned::claim(&bucket, &mut claim("a", None), &keep).await;
+        let first = Owned::claim(&bucket, &mut claim("a", None), OwnerState::Opening, &keep).await;
         assert_eq!(first.unwrap().tail.term(), 1);
         // The directory of "a" is another one, or an old copy.
         for stale in [None, Some(0)] {
             let refused = own(&bucket, &claim("a", stale)).await.err().unwrap();
             assert!(matches!(refused, OwnerError::Owned { .. }));
         }
-        let mut second = Owned::claim(&bucket, &mut claim("a", Some(1)), &keep)
-            .await
-            .unwrap();
+        let mut second = Owned::claim(
+            &bucket,
+            &mut claim("a", Some(1)),
+            OwnerState::Opening,
+            &keep,
+        )
+        .await
+        .unwrap();
         assert_eq!(second.tail.term(), 2);
         assert_eq!(*kept.lock().unwrap(), [1, 2]);
         second.enters(OwnerState::Serving).await.unwrap();
@@ -515,12 +521,12 @@ mod tests {
         let mut again = claim("a", Some(1));
         *faults.only_in.lock().unwrap() = "/db/";
         faults.next_puts([StoreFault::Unavailable; 10_000]);
-        let failed = Owned::claim(&bucket, &mut again, &|_| Ok(())).await;
+        let failed = Owned::claim(&bucket, &mut again, OwnerState::Opening, &|_| Ok(())).await;
         assert!(failed.is_err());
         let record = OwnerRecord::read(&bucket).await.unwrap().unwrap().value;
         assert_eq!((record.term, record.state), (2, OwnerState::Opening));
         faults.puts.lock().unwrap().clear();
-        let owned = Owned::claim(&bucket, &mut again, &|_| Ok(()))
+        let owned = Owned::claim(&bucket, &mut again, OwnerState::Opening, &|_| Ok(()))
             .await
             .unwrap();
         assert!(owned.tail.term() > 2);
@@ -535,7 +541,13 @@ mod tests {
         assert_eq!(record.term, owned.tail.term());
         let term = ReplicaTail::newest_term(&bucket).await.unwrap();
         let full = |_| Err(io::Error::other("no space"));
-        let refused = Owned::claim(&bucket, &mut claim("a", Some(term)), &full).await;
+        let refused = Owned::claim(
+            &bucket,
+            &mut claim("a", Some(term)),
+            OwnerState::Opening,
+            &full,
+        )
+        .await;
         assert!(matches!(refused.err().unwrap(), OwnerError::Kept(_)));
         assert_eq!(ReplicaTail::newest_term(&bucket).await.unwrap(), term);
     }

@@ -199,7 +199,8 @@ impl Shipper {
     /// The first owner of a store that has sorted a part of its journal: files come first. Nothing counts as replicated
     /// before they have their manifest.
     async fn first_files(&mut self) -> Result<(), ShipError> {
-        let (manifest, sent_bytes) = self.files.send(&self.ship).await?;
+        let backup = self.ship.source.backup(self.files.known()).await?;
+        let (manifest, sent_bytes) = self.files.send(&self.ship, backup).await?;
         let position = manifest.position;
         self.ship
             .shipped

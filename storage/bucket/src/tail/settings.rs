@@ -11,7 +11,7 @@ use slatedb::config::{
 
 use super::keys::LARGEST_PART;
 
-/// Maximum time of one open, with the replay of at most 256 objects and 224 MiB.
+/// Maximum time of one open, with the replay of at most 256 objects and 256 MiB.
 pub(super) const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time until a row is stored. The row stays on its way after it.
 pub(super) const PUT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -22,8 +22,8 @@ pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause before merges and drains begin again after an error.
 pub(super) const COMPACTOR_PAUSE: Duration = Duration::from_secs(5);
 
-/// Number of stored rows after which the memtable is written as a file. Each row is one object of the write-ahead log,
-/// and an open reads all of them: 256 take 0.2 s on a store with 30 ms, 1,570 take 1.2 s. The setting of the database
+/// Number of stored rows after which the memtable is written as a file. Each row is one object of the write-ahead log (the
+/// rows of a large group together are one), and an open reads all of them: 256 take 0.2 s on a store with 30 ms, 1,570 take 1.2 s. The setting of the database
 /// for this begins at 4,096.
 pub(super) const ROWS_PER_FILE: u32 = 256;
 /// Minimum age of an object of the write-ahead log that is removed, and pause between two passes. A stand-by holds no checkpoint

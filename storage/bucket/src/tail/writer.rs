@@ -1,11 +1,12 @@
-//! One row at a time: written, flushed, and only then the next. A row that was on its way when its caller gave up goes
-//! on, and the next call waits for it. Memory therefore holds at most one row that is not in the write-ahead log.
+//! One group of rows at a time: written, flushed, and only then the next. Rows that were on their way when their caller gave up
+//! go on, and the next call waits for them. Memory therefore holds at most one group that is not in the write-ahead log. The
+//! rows of a group are one object there, so that the tail has all of them or none.
 
 use std::sync::PoisonError;
 
 use bytes::Bytes;
-use slatedb::Db;
 use slatedb::config::{FlushOptions, FlushType};
+use slatedb::{Db, WriteBatch};
 use tokio::sync::Mutex;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, timeout_at};
@@ -15,18 +16,20 @@ use super::settings::{PUT_TIMEOUT, ROWS_PER_FILE};
 
 type RowResult = Result<(), slatedb::Error>;
 
+/// Key and value.
+type Row = (Bytes, Bytes);
+
 #[derive(Debug)]
-struct UnstoredRow {
-    key: Bytes,
-    value: Bytes,
+struct UnstoredRows {
+    rows: Vec<Row>,
     stored: JoinHandle<RowResult>,
 }
 
 #[derive(Debug, Default)]
 struct RowTurn {
-    row: Option<UnstoredRow>,
-    /// Number of rows since the memtable was last written as a file.
-    rows: u32,
+    unstored: Option<UnstoredRows>,
+    /// Number of objects of the write-ahead log since the memtable was last written as a file.
+    objects: u32,
 }
 
 pub(super) struct Writer {
@@ -47,37 +50,42 @@ impl Writer {
         }
     }
 
-    /// Stores a row. It is in the bucket when this returns `Ok`.
-    pub(super) async fn store(&self, key: Bytes, value: Bytes) -> Result<(), TailError> {
+    /// Stores rows, together. They are in the bucket when this returns `Ok`.
+    pub(super) async fn store(&self, rows: Vec<Row>) -> Result<(), TailError> {
         let deadline = Instant::now() + PUT_TIMEOUT;
         let late = |_| TailError::late(&self.place, "store a row");
         let mut turn = timeout_at(deadline, self.turn.lock()).await.map_err(late)?;
-        if let Some(before) = &mut turn.row {
+        if let Some(before) = &mut turn.unstored {
             let stored = timeout_at(deadline, &mut before.stored)
                 .await
                 .map_err(late)?;
-            let same = before.key == key && before.value == value;
-            turn.row = None;
+            let same = before.rows == rows;
+            turn.unstored = None;
             self.ended(stored)?;
             if same {
                 return Ok(());
             }
         }
         let db = self.db.clone();
-        let (row_key, row) = (key.clone(), value.clone());
+        let mut batch = WriteBatch::new();
+        for (key, value) in &rows {
+            batch.put_bytes(key.clone(), value.clone());
+        }
         let stored = tokio::spawn(async move {
-            db.put_bytes(row_key, row).await?;
+            db.write(batch).await?;
             let flush_type = FlushType::Wal;
             db.flush_with_options(FlushOptions { flush_type }).await
         });
-        turn.rows += 1;
-        if turn.rows >= ROWS_PER_FILE {
-            turn.rows = 0;
+        turn.objects += 1;
+        if turn.objects >= ROWS_PER_FILE {
+            turn.objects = 0;
             self.file_soon();
         }
-        let row = turn.row.insert(UnstoredRow { key, value, stored });
-        let stored = timeout_at(deadline, &mut row.stored).await.map_err(late)?;
-        turn.row = None;
+        let unstored = turn.unstored.insert(UnstoredRows { rows, stored });
+        let stored = timeout_at(deadline, &mut unstored.stored)
+            .await
+            .map_err(late)?;
+        turn.unstored = None;
         self.ended(stored)
     }
 

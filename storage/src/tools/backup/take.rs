@@ -16,7 +16,7 @@ use crate::base::ids::Position;
 use crate::base::threads::Workers;
 use crate::disk::directory;
 use crate::disk::held_files::AT_A_TIME;
-use crate::disk::held_files::{KnownFile, Pin};
+use crate::disk::held_files::{KnownFile, Pin, PinPurpose};
 use crate::disk::{Disk, DiskFile, read_again, read_some};
 use crate::format::address;
 use crate::format::frame::Crc;
@@ -104,10 +104,7 @@ pub(crate) async fn begin(
     workers: &Arc<Workers>,
     known: HashSet<ContentDigest>,
 ) -> Result<Box<dyn Backup>, BackupError> {
-    let pin = store
-        .held_files
-        .pin(store.journal.clock.monotonic())
-        .ok_or(BackupError::Busy { running: AT_A_TIME })?;
+    let pin = pin(store, PinPurpose::Backup)?;
     let failed = |error| match error {
         SyncError::JournalFailed(error) => Err(BackupError::JournalFailed(error)),
         // Buffered records that cannot be written now are not in the backup.
@@ -122,6 +119,38 @@ pub(crate) async fn begin(
             failed(error)?;
         }
     }
+    take(store, indexer, workers, pin, known, unfinished).await
+}
+
+/// Begins a backup of the finished files as they are. It needs no other backup to end, and leaves no segment.
+///
+/// # Errors
+/// If the journal has failed.
+pub(crate) async fn begin_finished(
+    store: &Arc<Store>,
+    indexer: &Arc<Indexer>,
+    workers: &Arc<Workers>,
+    known: HashSet<ContentDigest>,
+) -> Result<Box<dyn Backup>, BackupError> {
+    let pin = pin(store, PinPurpose::Replica)?;
+    take(store, indexer, workers, pin, known, false).await
+}
+
+fn pin(store: &Store, purpose: PinPurpose) -> Result<Pin, BackupError> {
+    let pin = store
+        .held_files
+        .pin(store.journal.clock.monotonic(), purpose);
+    pin.ok_or(BackupError::Busy { running: AT_A_TIME })
+}
+
+async fn take(
+    store: &Arc<Store>,
+    indexer: &Arc<Indexer>,
+    workers: &Arc<Workers>,
+    pin: Pin,
+    known: HashSet<ContentDigest>,
+    unfinished: bool,
+) -> Result<Box<dyn Backup>, BackupError> {
     let (store, indexer) = (Arc::clone(store), Arc::clone(indexer));
     let take = workers
         .run(move || BackupTake::new(store, &indexer, pin, known, unfinished))

@@ -1,7 +1,7 @@
 //! Nodes that wait for the store, and owners that die, sleep, or hand it over.
 
 use super::*;
-use crate::faults::{StoreFault, paused_clock};
+use crate::faults::paused_clock;
 
 const TTL: Duration = Duration::from_secs(10);
 
