@@ -393,6 +393,7 @@ mod tests {
     use super::*;
     use crate::base::clock::{Clock as _, SystemClock};
     use crate::disk::SimDisk;
+    use crate::disk::held_files::PinPurpose;
 
     fn summary() -> Summary {
         let segment = |id| SegmentEntry {
@@ -474,7 +475,7 @@ mod tests {
         };
         write().unwrap();
         let now = SystemClock.monotonic();
-        let pin = backups.pin(now).unwrap();
+        let pin = backups.pin(now, PinPurpose::Backup).unwrap();
         set_aside(&disk, &backups).unwrap();
         write().unwrap();
         drop(pin);
