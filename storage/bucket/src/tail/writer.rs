@@ -17,11 +17,11 @@ use super::settings::{PUT_TIMEOUT, ROWS_PER_FILE};
 type RowResult = Result<(), slatedb::Error>;
 
 /// Key and value.
-type Row = (Bytes, Bytes);
+type TailRow = (Bytes, Bytes);
 
 #[derive(Debug)]
 struct UnstoredRows {
-    rows: Vec<Row>,
+    rows: Vec<TailRow>,
     stored: JoinHandle<RowResult>,
 }
 
@@ -51,7 +51,7 @@ impl Writer {
     }
 
     /// Stores rows, together. They are in the bucket when this returns `Ok`.
-    pub(super) async fn store(&self, rows: Vec<Row>) -> Result<(), TailError> {
+    pub(super) async fn store(&self, rows: Vec<TailRow>) -> Result<(), TailError> {
         let deadline = Instant::now() + PUT_TIMEOUT;
         let late = |_| TailError::late(&self.place, "store a row");
         let mut turn = timeout_at(deadline, self.turn.lock()).await.map_err(late)?;
