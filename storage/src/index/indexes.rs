@@ -19,6 +19,11 @@ use crate::journal::segment::Segment;
 const CACHE_BYTES: usize = 32 << 20;
 /// Files larger than this, in bytes, are searched for single logs without all of them in memory.
 const LARGE: u64 = 4 << 20;
+/// Files up to this size, in bytes, are always read whole, which costs little more than a search.
+const SMALL: u64 = 64 << 10;
+/// Number of uses of indexes after which one that was not among them makes room for others. A pass over all logs looks into
+/// every run for each of them: if the runs do not fit together, the oldest would always be the next to be needed.
+const IN_USE: u64 = 10_000;
 /// Maximum memory for these searches and for files that are read from front to back, in bytes. It
 /// suffices for about 2 GiB of files.
 const LARGE_CACHE_BYTES: usize = 6 << 20;
@@ -245,7 +250,8 @@ impl Indexes {
                 return Ok(Some(KeptIndex::Whole(index)));
             }
             let large = state.large(id);
-            if let Some(large) = large.filter(|large| large.file_bytes() as u64 > LARGE) {
+            let is_searched = |large: &Arc<LargeIndex>| !state.takes(large.file_bytes() as u64);
+            if let Some(large) = large.filter(is_searched) {
                 return Ok(Some(KeptIndex::Large(large)));
             }
         }
@@ -255,7 +261,7 @@ impl Indexes {
             Ok(file) => file,
         };
         let large = match file.size() {
-            Ok(bytes) if bytes > LARGE => LargeIndex::read(&*file).ok().flatten(),
+            Ok(bytes) if !self.state.lock().takes(bytes) => LargeIndex::read(&*file).ok().flatten(),
             _ => None,
         };
         let Some(large) = large.filter(|large| large.head().is_of(&segment.life, segment.base))
@@ -284,6 +290,15 @@ impl IndexesState {
         let (index, used) = self.cached.get_mut(&id)?;
         *used = self.uses;
         Some(Arc::clone(index))
+    }
+
+    /// Whether a file of this size is read whole: the cache then drops no index that is in use.
+    fn takes(&self, bytes: u64) -> bool {
+        let oldest = || self.cached.values().map(|(_, used)| *used).min();
+        bytes <= SMALL
+            || bytes <= LARGE
+                && (self.cached_bytes as u64 + bytes <= CACHE_BYTES as u64
+                    || oldest().is_some_and(|used| used + IN_USE < self.uses))
     }
 
     /// Drops a partial index, because its file turned out to be good.
@@ -410,6 +425,46 @@ pub(crate) fn set_aside(backups: &Backups, id: SegmentId) -> io::Result<bool> {
 mod tests {
     use super::*;
     use crate::disk::SimDisk;
+
+    #[test]
+    fn pass_over_more_indexes_than_fit_reads_few_bytes_for_each_log() {
+        const LOGS: u64 = 10_000;
+        let disk = SimDisk::new();
+        disk.create_directory("index").unwrap();
+        let (mut bytes, mut segments) = (0, Vec::new());
+        while bytes < 2 * CACHE_BYTES {
+            let (life, base, index) = SealedIndex::of_logs(segments.len() as u64 + 1, LOGS);
+            disk.replace(&index_path(life.id), index.bytes().to_vec());
+            bytes += index.bytes().len();
+            segments.push(Segment::finished(life, base, None, life.size));
+        }
+        let indexes = Indexes::new(Arc::new(disk.clone()));
+        let read_for = |log: u64| {
+            let before = disk.reads().1;
+            for segment in &segments {
+                let found = indexes.find(segment, LogId::new(log)).unwrap().unwrap();
+                assert_eq!(found.unwrap().1.log_id, LogId::new(log));
+            }
+            disk.reads().1 - before
+        };
+        read_for(1);
+        let most = segments.len() as u64 * SMALL;
+        for log in [2, LOGS / 2, LOGS] {
+            let read = read_for(log);
+            assert!(
+                read < most,
+                "{read} bytes for log {log} in {} indexes",
+                segments.len()
+            );
+        }
+        assert!(indexes.state.lock().cached_bytes > CACHE_BYTES / 2);
+        // Indexes that nobody uses any more give way.
+        let last = segments.last().unwrap();
+        for _ in 0..IN_USE {
+            indexes.find(last, LogId::new(1)).unwrap();
+        }
+        assert!(indexes.find_in_memory(last, LogId::new(1)).is_some());
+    }
 
     #[test]
     fn indexes_that_readers_make_take_bounded_memory() {

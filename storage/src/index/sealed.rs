@@ -665,6 +665,36 @@ impl Entries {
 
 #[cfg(test)]
 impl SealedIndex {
+    /// The index of a segment with one place of each of the logs from 1 to `logs`.
+    pub(crate) fn of_logs(segment: u64, logs: u64) -> (Life, Position, Self) {
+        let life = Life {
+            id: SegmentId::new(segment),
+            size: 1 << 30,
+            salt: 9,
+            store_id: 1,
+        };
+        let base = Position::new(segment << 33);
+        let rows: Vec<NewRow> = (1..=logs)
+            .map(|log| {
+                let mut image = Vec::new();
+                crate::base::wire::put_uint(&mut image, 1, log);
+                crate::base::wire::put_uint(&mut image, 3, 1);
+                NewRow {
+                    image: Image::decode(&image).unwrap(),
+                    places: vec![Place {
+                        position: base.advance(8192 + log * 64),
+                        first_lsn: Lsn::ZERO,
+                        count: 1,
+                        frame_len: 64,
+                    }],
+                    below: None,
+                }
+            })
+            .collect();
+        let index = Self::build(&life, base, base.advance(1 << 30), 77, rows.into_iter());
+        (life, base, index)
+    }
+
     /// An index of one log with this number of places, which take 16 bytes or more each.
     pub(crate) fn of_places(segment: u64, places: u32) -> Self {
         let life = Life {
