@@ -151,11 +151,6 @@ impl AnswerShare {
         None
     }
 
-    /// Reserves `bytes` as soon as that many are free of the first `limit` bytes of the budget.
-    async fn hold(&self, bytes: u64, limit: u64) -> Held {
-        self.hold_beside(0, bytes, limit).await
-    }
-
     /// Reserves `bytes` beside a message as soon as that many are free of the first `limit` bytes of the budget.
     async fn hold_beside(&self, message: u64, bytes: u64, limit: u64) -> Held {
         if let Some(held) = self.try_hold_beside(message, bytes, limit) {
@@ -371,7 +366,7 @@ impl Room for ScanRoom {
                 }
                 // A scan that waits for memory holds no place: other reads of the tenant may find theirs.
                 drop(self.place.lock().take());
-                let held = self.share.hold(bytes, limit).await;
+                let held = self.share.hold_beside(0, bytes, limit).await;
                 if self.tenant.is_none() {
                     *self.held.lock() = Some(held);
                     return;

@@ -306,39 +306,35 @@ pub(crate) fn api_busy(limit: usize, access: Access) -> Status {
 /// Too many calls are open.
 pub(crate) fn calls_busy(calls: &TooManyCalls) -> Status {
     let TooManyCalls { open, own, limit } = calls;
-    Failure::new(
-        Code::ResourceExhausted,
-        Reason::Busy,
+    too_many(
+        calls,
         format!(
             "{open} calls are open, {own} of them on this connection, which may have as many as are free for others; \
              max_calls is {limit}; end calls of this connection, or retry with backoff"
         ),
     )
-    .fact("open_calls", open)
-    .fact("own_calls", own)
-    .fact("limit_calls", limit)
-    .refused(Retry::Safe)
-    .retry_after(RETRY_LATER)
-    .status()
 }
 
 /// Too many streams of health are open.
 pub(crate) fn watches_busy(watches: &TooManyCalls) -> Status {
     let TooManyCalls { open, own, limit } = watches;
-    Failure::new(
-        Code::ResourceExhausted,
-        Reason::Busy,
+    too_many(
+        watches,
         format!(
             "{open} streams of grpc.health.v1.Health/Watch are open, {own} of them on this connection; the limit is \
              {limit}; end some, or call Check"
         ),
     )
-    .fact("open_calls", open)
-    .fact("own_calls", own)
-    .fact("limit_calls", limit)
-    .refused(Retry::Safe)
-    .retry_after(RETRY_LATER)
-    .status()
+}
+
+fn too_many(calls: &TooManyCalls, text: String) -> Status {
+    Failure::new(Code::ResourceExhausted, Reason::Busy, text)
+        .fact("open_calls", calls.open)
+        .fact("own_calls", calls.own)
+        .fact("limit_calls", calls.limit)
+        .refused(Retry::Safe)
+        .retry_after(RETRY_LATER)
+        .status()
 }
 
 /// Answers that their clients do not take use up the memory that they have together.

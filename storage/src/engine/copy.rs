@@ -322,7 +322,8 @@ struct CopyScan {
 impl CopyScan {
     async fn begin(reader: &Arc<CopyReader>, request: ScanRequest) -> Result<Self, ReadError> {
         let copy = reader.copy()?;
-        let scan = scan::begin_there(&copy.store, &reader.workers, request.clone()).await?;
+        let scan =
+            scan::begin_without_blocking(&copy.store, &reader.workers, request.clone()).await?;
         Ok(Self {
             reader: Arc::clone(reader),
             copy,
@@ -345,7 +346,8 @@ impl CopyScan {
         }
         let copy = self.reader.copy()?;
         let request = self.request.clone();
-        let mut scan = scan::begin_there(&copy.store, &self.reader.workers, request).await?;
+        let mut scan =
+            scan::begin_without_blocking(&copy.store, &self.reader.workers, request).await?;
         if let Some(room) = &self.room {
             scan.read_in(Arc::clone(room));
         }

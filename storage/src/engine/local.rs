@@ -249,7 +249,11 @@ impl ReadLogs for LocalEngine {
     }
 
     fn scan(&self, request: ScanRequest) -> BoxFuture<'_, Result<Box<dyn Scan>, ReadError>> {
-        Box::pin(scan::begin_there(&self.core.store, &self.workers, request))
+        Box::pin(scan::begin_without_blocking(
+            &self.core.store,
+            &self.workers,
+            request,
+        ))
     }
 
     fn stat(

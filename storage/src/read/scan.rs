@@ -82,7 +82,7 @@ impl Drop for Following {
 }
 
 /// Begins a scan. One of many logs by time reads the beginnings of segments, so it begins on a reader thread.
-pub(crate) async fn begin_there(
+pub(crate) async fn begin_without_blocking(
     store: &Arc<Store>,
     workers: &Arc<Workers>,
     request: ScanRequest,

@@ -6,7 +6,7 @@ use super::*;
 use crate::api::record::{GapReason, SyncMode};
 use crate::base::metrics::{NoObserver, Observer};
 use crate::base::threads::Workers;
-use crate::read::scan::begin_there;
+use crate::read::scan::begin_without_blocking;
 
 /// A record as a scan gave it: log, lsn, payload.
 type Seen = (String, u64, Vec<u8>);
@@ -385,7 +385,11 @@ fn scan_of_many_logs_by_time_begins_on_a_reader_thread() {
     let observer: Arc<dyn Observer> = Arc::new(NoObserver);
     assert!(workers.start(0, &observer).unwrap().is_empty());
     let begins_at_once = |request| {
-        let begun = pin!(begin_there(&fixture.core.store, &workers, request));
+        let begun = pin!(begin_without_blocking(
+            &fixture.core.store,
+            &workers,
+            request
+        ));
         begun
             .poll(&mut Context::from_waker(Waker::noop()))
             .is_ready()
