@@ -97,9 +97,9 @@ public enum Reason {
   /** The records are encrypted, and the key ring of the server lacks their key, or they were changed. */
   KEY_MISSING,
   /**
-   * A memory budget, {@code max_calls} or the file descriptors are in use, or another verification or backup runs.
-   * Or the caller of a stream has another tenant since a reload: a new stream continues. Or a replica is too far
-   * behind.
+   * A memory budget, {@code max_calls} or the file descriptors are in use, or four verifications or four backups run
+   * already. Or 1,024 streams of health are open, or 8 on the connection. Or the caller of a stream has another tenant
+   * since a reload: a new stream continues. Or a replica is too far behind.
    */
   BUSY,
   /**
@@ -113,13 +113,13 @@ public enum Reason {
    * instead, and so do sessions whose requests are not independent.
    */
   RATE,
-  /** The data directory has no space for another segment. Reads, trims and deletions go on. */
+  /** The data directory has no space for another segment. Reads, trims and deletions continue. */
   DISK_FULL,
   /** The server recovers its store, or has no keys of the issuer of a JWT yet. */
   STARTING,
   /** The server shuts down. */
   DRAINING,
-  /** The audit log cannot be written, and {@code audit_on_failure} is refuse. Appends, reads and cursors go on. */
+  /** The audit log cannot be written, and {@code audit_on_failure} is refuse. Appends, reads and cursors still work. */
   AUDIT_FAILED,
   /** A write or flush of the journal failed. Appends need a restart. */
   JOURNAL_FAILED,
