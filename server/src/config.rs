@@ -230,8 +230,8 @@ wald_storage::engine_settings! { settings
         /// digitalSignature.
         tls_client_ca: String = "";
         /// File with certificate revocation lists of these CAs in PEM (empty = none). They cover the
-        /// certificates of clients, not of issuers. A certificate whose issuer has no list
-        /// passes. After a new list, open connections of a revoked certificate end within 1 s.
+        /// certificates of clients, not of issuers. A certificate whose issuer has no list is
+        /// accepted. After a new list, open connections of a revoked certificate end within 1 s.
         tls_client_crl: String = "";
         /// Oldest accepted version of TLS: 1.2 or 1.3.
         tls_min_version: TlsVersion = "1.2";
@@ -249,7 +249,7 @@ wald_storage::engine_settings! { settings
         /// Whether /metrics needs no credential although there is an auth_file.
         metrics_open: bool = "false";
         /// Permits tokens on an address that other machines can reach without TLS. Everyone who sees the
-        /// traffic can use each token. Needed with auth_file and insecure_listen.
+        /// traffic can use each token. Needed with auth_file on such an address if its port has no TLS.
         insecure_tokens: bool = "false";
         /// Destination of the audit log: a file, stderr, or off (the same as empty). It has one line of
         /// JSON for each change other than appends, each refused call, each server operation, each reload
@@ -261,12 +261,13 @@ wald_storage::engine_settings! { settings
         /// operations. all: every call, reads and appends included; sessions, scans and other streams get
         /// a line at their begin and at their end.
         audit: AuditScope = "changes";
-        /// Reaction to an audit log that cannot be written. continue: calls go on; lines wait until 4 MiB
+        /// Reaction to an audit log that cannot be written. continue: calls are served; lines wait until 4 MiB
         /// wait, then the newest are lost. refuse: changes other than appends, and server operations, are
         /// refused with AUDIT_FAILED until a write succeeds.
         audit_on_failure: AuditFailurePolicy = "continue";
-        /// Permits gRPC without TLS on an address that other machines can reach. Without auth_file
-        /// every client that reaches the port can then read and append everything.
+        /// Permits gRPC without TLS, or with TLS but without identities (neither auth_file nor
+        /// tls_client_auth = require), on an address that other machines can reach. Without auth_file every
+        /// client that reaches the port can then read and append everything.
         insecure_listen: bool = "false";
         /// File with the keys that wrap the keys of the records (empty = no encryption, unless
         /// encryption_key_command is set). Each line has a key of 32 bytes, as 64 hexadecimal digits or in
@@ -305,7 +306,7 @@ wald_storage::engine_settings! { settings
         /// Public keys, separated by commas: files in PEM, or their 64 digits. `wald verify` and `wald
         /// restore` refuse a backup without the signature of one of them, and a stand-by takes over only
         /// files whose manifest has it (empty = signatures are shown and not required). The rows of a
-        /// replica behind its files are never signed. Read at the start.
+        /// replica after its files are never signed. Read at the start.
         backup_trust: String = "";
         /// Base URL of the object store for bucket_url, and for `wald verify` and `wald restore` with
         /// s3://, gs:// or az:// (empty = AWS_ENDPOINT_URL and the like, or the provider's own).
@@ -346,15 +347,15 @@ wald_storage::engine_settings! { settings
         advertise: String = "";
         /// Be one of several nodes of the store in bucket_url: while another node owns the store, this one is
         /// a stand-by, and takes the store over when the owner ends or dies. All nodes need it. Without it, a start
-        /// beside an owner is refused.
+        /// next to an owner is refused.
         stand_by: bool = "false";
         /// File with the certificates of the CAs of the other nodes in PEM (empty = the CAs of the system). A
         /// stand-by with TLS forwards calls over TLS, and the certificate of the owner must have the host of
         /// the owner's address. The stand-by presents tls_cert if the owner asks for a certificate.
         peer_ca: String = "";
         /// Time without a sign of life after which the other nodes count a node as dead: from 2s to 10min. The
-        /// same for all nodes. A shorter one makes a take-over faster, and costs more requests: each node
-        /// sends about 8 in this time.
+        /// same for all nodes. A shorter one makes a take-over faster, and costs more requests: an owner sends
+        /// about 8 in this time. A stand-by also reads the owner's record at least twice a second.
         lease_ttl: Duration = "10s";
         /// Number of event loops that serve gRPC (0 = one for every core). Each is a thread with
         /// its own share of the connections.
@@ -364,9 +365,9 @@ wald_storage::engine_settings! { settings
         /// memory_limit have no room for them.
         max_connections: usize = "10000";
         /// Maximum memory that the bounds of this file may add up to (0 = the cgroup's limit, or
-        /// half of RAM if there is none). A start lowers max_calls and max_connections until they
-        /// fit. If that is not enough, the start is refused where this is set, and warns where it
-        /// is not.
+        /// half of RAM if there is none). A start lowers max_calls, max_connections and
+        /// http_max_connections until they fit. If that is not enough, the start is refused where this is
+        /// set, and warns where it is not.
         memory_limit: Size = "0B";
         /// Maximum number of gRPC connections that have sent no request yet (> 0). One more closes
         /// the oldest of them. With TLS a connection has 1 s before it gives way, and a client that

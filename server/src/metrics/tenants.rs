@@ -80,7 +80,7 @@ impl TenantMetrics {
             )?,
             followers: make.gauges(
                 "wald_tenant_followers",
-                "Scans of a tenant that follow. At its limit followers, further ones get QUOTA.",
+                "Scans of a tenant that follow, and its reads that wait for a first record. At its limit followers, further ones get QUOTA.",
                 &["tenant"],
             )?,
             connections: make.gauges(
