@@ -435,7 +435,7 @@ def short(results):
             f"on {told['about']['cores']} shared cores ({told['about']['at'][:10]}; medians of {told['about']['rounds']}; "
             f"a bare flush took {number(told['about']['bare_flush']['p50_us'])} µs):\n\n"
             + table(["", *(f"{amount} in flight" for amount in amounts)], rows)
-            + f"\nLeast and most of the rounds are up to {widest:.1f} times apart: the machine was shared. All of it, with latencies and "
+            + f"\nThe fastest round is up to {widest:.1f} times the slowest, because the machine was shared. All figures, with latencies and "
               "processor time:\n[BENCHMARKS.md](BENCHMARKS.md), written by `.ci/run bench/benchmarks`.\n")
 
 

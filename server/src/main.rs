@@ -377,7 +377,7 @@ fn take_over_argument() -> Arg {
              and ends. An empty data directory fetches the store from the bucket first. Records that were not REPLICATED \
              are lost then: use it only if the other node is gone for good. With a TERM, which the refused start names, \
              it takes the store from the owner of that term alone, and has no effect once this node owns the store. A \
-             command that starts again by itself needs a TERM.",
+             command that a service manager starts again needs a TERM.",
         )
 }
 

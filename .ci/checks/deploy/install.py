@@ -54,6 +54,9 @@ def admission(cluster):
         wrong = [f"{o['kind']}: {message} {warnings}" for o, taken, message, warnings in answers if not taken or warnings]
         expect(f"{values.name}: the API takes {len(answers)} objects strictly, restricted and without a warning",
                not wrong, "; ".join(wrong))
+    (text,) = re.findall(r"```yaml\n(apiVersion.*?name: wald-offline.*?)```", (CHART / "README.md").read_text(), re.S)
+    taken, message, warnings = cluster.create(*documents(text.encode()), query="?dryRun=All&fieldValidation=Strict")
+    expect("the README's pod for commands on a volume is taken, too", taken and not warnings, f"{message} {warnings}")
     for what, harm in [("root", lambda pod: pod["spec"]["securityContext"].update(runAsUser=0)),
                        ("a capability", lambda pod: pod["spec"]["containers"][0]["securityContext"]["capabilities"].update(add=["SYS_ADMIN"])),
                        ("no seccomp profile", lambda pod: pod["spec"]["securityContext"].pop("seccompProfile"))]:
@@ -92,8 +95,9 @@ def life(cluster, directory):
     expect("one disruption is allowed", budget == 1)
     succeeded(cluster, "helm test", "test", "wald", "--timeout", "1m")
 
+    # As docs/src/upgrade.md has it.
     succeeded(cluster, "helm upgrade --wait from the version before", "upgrade", "wald", current, "--wait", "--timeout", "2m",
-              "--reuse-values")
+              "--reset-then-reuse-values")
     after = cluster.get(APPS)
     frozen = [{k: v for k, v in s["spec"].items() if k not in MUTABLE} for s in (before, after)]
     expect("nothing that is immutable has changed", frozen[0] == frozen[1] and "volumeClaimTemplates" in frozen[0], ", ".join(frozen[0]))

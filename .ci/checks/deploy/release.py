@@ -255,7 +255,7 @@ def unpacked(dist, folder):
     page = (ROOT / "docs/src/release.md").read_text()
     [commands] = [block for block in re.findall(r"```sh\n(.*?)```", page, re.S) if "crates/*.crate" in block]
     (folder / "crates").symlink_to(dist)
-    works("the commands of the page unpack them", "sh", "-euc", commands, cwd=folder)
+    works("the commands of the page unpack them", "sh", "-euc", commands, cwd=folder, RELEASE=str(folder))
     return {re.fullmatch(r"(.+)-\d+\.\d+\.\d+", path.name)[1]: path for path in sorted((folder / "vendor").iterdir())}
 
 

@@ -72,7 +72,7 @@ impl AllRefusals {
         let counters = make.register(IntCounterVec::new(
             Opts::new(
                 "wald_rejected_total",
-                "Calls that were refused because of the server's state, by operation (read, write) and reason. A session counts once, when it ends, and each refused request of a session whose requests are independent. A stopping server ends each session and follower with DRAINING.",
+                "Calls that were refused because of the server's state, by operation (read, write) and reason. A session counts once, when it ends. Each refused independent request also counts. A stopping server ends each session and follower with DRAINING.",
             ),
             &["operation", "reason"],
         )?)?;
