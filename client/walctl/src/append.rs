@@ -101,7 +101,7 @@ pub(crate) async fn run(
     let exit = match ended {
         Ok(ExitKind::Interrupted) => {
             say(match args.producer {
-                Some(_) => "interrupted; the same command with the same input goes on",
+                Some(_) => "interrupted; the same command with the same input continues",
                 None => "interrupted; the request underway may have been appended, too",
             });
             ExitKind::Interrupted

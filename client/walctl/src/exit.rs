@@ -207,7 +207,7 @@ fn advice(error: &Error, asked: Asked) -> Option<String> {
                  client certificate"
                     .to_owned()
             }
-            Reason::DiskFull => "make space on the server's disk, then go on".to_owned(),
+            Reason::DiskFull => "make space on the server's disk, then continue".to_owned(),
             Reason::Rate => "try again then, or wait for it with a longer --timeout".to_owned(),
             Reason::Starting => "try again in a moment".to_owned(),
             Reason::JournalFailed if error.outcome() == Outcome::Unknown => {

@@ -21,7 +21,7 @@ pub(crate) async fn list(client: &Client, args: LogsArgs, output: Output) -> Res
     print(&chosen.logs, output)?;
     match chosen.token {
         Some(token) => say(&format!(
-            "there are more: --page-token {token} goes on, --limit 0 shows all"
+            "there are more: --page-token {token} continues, --limit 0 shows all"
         )),
         None if chosen.has_more => say("there are more: --limit 0 shows all"),
         None => {}

@@ -48,11 +48,11 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
             true => "--max allows more at a time",
             // The server ends a page before it passes its bound in bytes.
             false => {
-                "this page is as large as an answer gets (1 MiB), and `walctl scan` reads on by itself"
+                "this page is as large as an answer gets (1 MiB), and `walctl scan` reads all pages"
             }
         };
         say(&format!(
-            "there are more, up to lsn {}: --from {next} goes on; {more}",
+            "there are more, up to lsn {}: --from {next} continues; {more}",
             tail.get().saturating_sub(1),
         ));
     }

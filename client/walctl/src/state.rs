@@ -277,7 +277,7 @@ pub(crate) async fn settle(client: &Client, args: SettleArgs) -> Result<ExitKind
         );
     };
     if state.batches.is_empty() {
-        note("nothing is in doubt: the next start of the program goes on");
+        note("nothing is in doubt: the next start of the program continues");
         return Ok(ExitKind::Ok);
     }
     let log = client.get_log(state.log.as_str()).await?;

@@ -612,7 +612,7 @@ async fn page_that_its_bytes_end_says_how_to_go_on() {
         .await;
     assert_eq!(part.stdout.lines().count(), 1_500);
     assert!(
-        part.stderr.contains("--from 1500 goes on"),
+        part.stderr.contains("--from 1500 continues"),
         "{}",
         part.stderr
     );
