@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 use crate::config::{AuditFailurePolicy, AuditScope, Config};
 use crate::metrics::Metrics;
 use crate::serve::Exit;
-pub(crate) use call::{AuditedPeer, RecordedCall, ShownCredential, Trail};
+pub(crate) use call::{AuditedPeer, ChangeEnd, RecordedCall, ShownCredential, Trail};
 pub(crate) use facts::CallFacts;
 use limit::{RefusalLimits, RefusedCaller, Verdict};
 use line::{AuditLine, FAILED, OK, UNAUTHENTICATED, shortened};

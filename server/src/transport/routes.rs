@@ -32,7 +32,7 @@ use tower::Service;
 use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
-use crate::audit::{AuditLog, AuditedPeer, Trail};
+use crate::audit::{AuditLog, AuditedPeer, ChangeEnd, RecordedCall, Trail};
 use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
 use crate::forward::{CallRoute, ForwardPool, Forwarder};
 use crate::grpc::{RequestBody, through_tonic};
@@ -304,32 +304,53 @@ impl ConnectionCalls {
             };
             let is_uncharged = body.is_uncharged();
             let request = Request::from_parts(head, body);
-            let call = match (route, forward) {
-                (Some(CallRoute::Owner(owner)), Some(forward)) => CheckedCall::Served {
-                    is_uncharged,
-                    // The owner decides.
-                    goes_on: false,
-                    answer: Some({
-                        let calls = Arc::clone(&self.calls);
-                        let here = move |request| calls.routes.serve(request, rpc, caller);
-                        forward.forward(owner, request, rpc, here)
-                    }),
-                },
-                _ => CheckedCall::Served {
-                    is_uncharged,
-                    goes_on: matches!(rpc.class, Class::Append | Class::AppendBatch),
-                    answer: Some(match free {
+            let (call, recorded) = match (route, forward) {
+                (Some(CallRoute::Owner(owner)), Some(forward)) => {
+                    let served = CheckedCall::Served {
+                        is_uncharged,
+                        // The owner decides, and its audit log has the end.
+                        goes_on: false,
+                        answer: Some({
+                            let calls = Arc::clone(&self.calls);
+                            let here = move |request| calls.routes.serve(request, rpc, caller);
+                            forward.forward(owner, request, rpc, here)
+                        }),
+                    };
+                    (served, recorded)
+                }
+                _ => {
+                    let answer = match free {
                         None => routes.serve(request, rpc, caller),
                         Some(free) => {
                             let answer = routes.serve(request, rpc, caller);
                             Box::pin(async move { Ok(free.in_answer(answer.await?)) })
                         }
-                    }),
-                },
+                    };
+                    let (answer, recorded) = match recorded {
+                        Some(change) if rpc.goes_on() => (with_end(answer, change), None),
+                        recorded => (answer, recorded),
+                    };
+                    let served = CheckedCall::Served {
+                        is_uncharged,
+                        goes_on: rpc.goes_on(),
+                        answer: Some(answer),
+                    };
+                    (served, recorded)
+                }
             };
             (call, recorded)
         })
     }
+}
+
+/// An answer whose change gets its line in the audit log when it is there.
+fn with_end(answer: HttpAnswer, change: Arc<RecordedCall>) -> HttpAnswer {
+    let end = ChangeEnd::new(change);
+    Box::pin(async move {
+        let answer = answer.await?;
+        end.answered(answer.headers());
+        Ok(answer)
+    })
 }
 
 /// A call that is served, or the answer to a request that is refused by its head.
@@ -339,7 +360,7 @@ pub(super) enum CheckedCall {
         answer: Option<HttpAnswer>,
         /// Whether its head is charged when it runs.
         is_uncharged: bool,
-        /// Whether the call continues without its client: the engine has the append, which stays charged and is counted
+        /// Whether the call continues without its client: the engine has the change, which stays charged and is counted
         /// like all others.
         goes_on: bool,
     },
