@@ -33,7 +33,7 @@ use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, ChangeEnd, RecordedCall, Trail};
-use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
+use crate::auth::{Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
 use crate::forward::{CallRoute, ForwardPool, Forwarder};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Need, Recorded, Rpc};
@@ -269,12 +269,6 @@ impl ConnectionCalls {
                 if self.tenants.is_empty() {
                     self.peer.ask_to_leave();
                 }
-                return (CheckedCall::refused(refusal), None);
-            }
-            if rpc.is_small_change()
-                && let Some(tenant) = caller.tenant()
-                && let Err(refusal) = tenant.append(Amount::of_changes(1))
-            {
                 return (CheckedCall::refused(refusal), None);
             }
             let must_refuse = rpc.recorded == Recorded::Change
