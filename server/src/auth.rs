@@ -340,8 +340,10 @@ impl Authority {
         let rpc = methods::of_http(ServerRight::Console);
         match self.judge(find, rpc, trail) {
             Ok(caller) => {
-                let sent = caller.identity.as_ref().map(|known| known.sent.clone());
-                let opened = sent.and_then(|sent| sessions.open(sent));
+                let opened = caller
+                    .identity
+                    .as_ref()
+                    .and_then(|known| sessions.open(&known.principal.name, known.sent.clone()));
                 let failed = || LoginRefusal::Refused(Status::internal("no random numbers"));
                 opened.ok_or_else(failed)
             }
