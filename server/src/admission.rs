@@ -43,6 +43,15 @@ struct OwnRequests {
     appends: AtomicU64,
     others: AtomicU64,
     health: AtomicU64,
+    /// Calls that a stand-by forwards ([`crate::forward`]).
+    forwarded: AtomicU64,
+}
+
+impl Share {
+    /// Calls of the connection that are forwarded.
+    pub(crate) fn forwarded(&self) -> &AtomicU64 {
+        &self.0.forwarded
+    }
 }
 
 impl OwnRequests {
@@ -84,6 +93,11 @@ impl GroupShare {
     /// Bytes of its appends that are under way.
     pub(crate) fn append_bytes(&self) -> u64 {
         self.own.appends.load(Ordering::Relaxed)
+    }
+
+    /// Calls of the holder that are forwarded.
+    pub(crate) fn forwarded(&self) -> &AtomicU64 {
+        &self.own.forwarded
     }
 
     fn most(&self, kind: Kind) -> u64 {

@@ -34,7 +34,7 @@ use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, ChangeEnd, RecordedCall, Trail};
 use crate::auth::{Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
-use crate::forward::{CallRoute, ForwardPool, Forwarder};
+use crate::forward::{CallRoute, ForwardHolder, ForwardPool, Forwarder};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Need, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
@@ -306,8 +306,12 @@ impl ConnectionCalls {
                         goes_on: false,
                         answer: Some({
                             let calls = Arc::clone(&self.calls);
+                            let holder = ForwardHolder {
+                                connection: self.peer.share.clone(),
+                                group: caller.share().cloned(),
+                            };
                             let here = move |request| calls.routes.serve(request, rpc, caller);
-                            forward.forward(owner, request, rpc, here)
+                            forward.forward(owner, request, (rpc, holder), here)
                         }),
                     };
                     (served, recorded)
