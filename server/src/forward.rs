@@ -209,6 +209,11 @@ impl Forwarder {
 }
 
 impl ForwardPool {
+    /// Whether a stand-by has forwarded the call of this head.
+    pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
+        headers.contains_key(&FORWARDED)
+    }
+
     /// Decides which node answers a call with this head.
     pub(crate) fn route(&self, rpc: Rpc, headers: &HeaderMap, caller: &Caller) -> CallRoute {
         self.forwarder.route(rpc, headers, caller)

@@ -636,16 +636,21 @@ pub(super) struct FreeCall {
 impl FreeCall {
     /// The answer, which stays such a call until it is sent.
     pub(super) fn in_answer(self, answer: Response<Body>) -> Response<Body> {
-        if answer.body().is_end_stream() {
-            return answer;
-        }
-        answer.map(|body| {
-            Body::new(body.map_frame(move |frame| {
-                let _held = &self;
-                frame
-            }))
-        })
+        held_until_sent(answer, self)
     }
+}
+
+/// The answer, which holds `what` until it is sent.
+pub(super) fn held_until_sent(answer: Response<Body>, what: impl Send + 'static) -> Response<Body> {
+    if answer.body().is_end_stream() {
+        return answer;
+    }
+    answer.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            let _held = &what;
+            frame
+        }))
+    })
 }
 
 impl Drop for FreeCall {

@@ -29,6 +29,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
+use super::peer::held_until_sent;
 use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
@@ -262,15 +263,23 @@ impl ConnectionCalls {
                 Ok(caller) => caller,
                 Err(refusal) => return (CheckedCall::refused(refusal), None),
             };
-            if let Some(tenant) = caller.tenant()
-                && let Err(refusal) = self.tenants.count(tenant)
-            {
-                // It takes a slot of max_connections. That of a proxy may have callers of other tenants.
-                if self.tenants.is_empty() {
-                    self.peer.ask_to_leave();
+            let is_forwarded = self.forward.is_some() && ForwardPool::is_forwarded(headers);
+            let counted = match caller.tenant() {
+                Some(tenant) if is_forwarded => self.tenants.count_forwarded(tenant).map(Some),
+                Some(tenant) => self.tenants.count(tenant).map(|()| None),
+                None => Ok(None),
+            };
+            let counted = match counted {
+                Ok(counted) => counted,
+                Err(refusal) => {
+                    // It takes a slot of max_connections. That of a proxy may have callers of other tenants, and that of
+                    // a stand-by has the calls of many.
+                    if !is_forwarded && self.tenants.is_empty() {
+                        self.peer.ask_to_leave();
+                    }
+                    return (CheckedCall::refused(refusal), None);
                 }
-                return (CheckedCall::refused(refusal), None);
-            }
+            };
             let must_refuse = rpc.recorded == Recorded::Change
                 && audit.as_ref().is_some_and(|audit| audit.refuses_changes());
             if must_refuse {
@@ -322,6 +331,12 @@ impl ConnectionCalls {
                         Some(free) => {
                             let answer = routes.serve(request, rpc, caller);
                             Box::pin(async move { Ok(free.in_answer(answer.await?)) })
+                        }
+                    };
+                    let answer = match counted {
+                        None => answer,
+                        Some(counted) => {
+                            Box::pin(async move { Ok(held_until_sent(answer.await?, counted)) })
                         }
                     };
                     let (answer, recorded) = match recorded {
