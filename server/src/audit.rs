@@ -37,6 +37,7 @@ use crate::metrics::Metrics;
 use crate::serve::Exit;
 pub(crate) use call::{AuditedPeer, ChangeEnd, RecordedCall, ShownCredential, Trail};
 pub(crate) use facts::CallFacts;
+pub(crate) use limit::network;
 use limit::{RefusalLimits, RefusedCaller, Verdict};
 use line::{AuditLine, FAILED, OK, UNAUTHENTICATED, shortened};
 use output::AuditOutput;
