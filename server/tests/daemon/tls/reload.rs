@@ -10,7 +10,9 @@ use tokio::task::JoinHandle;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::certificates::{Files, Identity, ca, client_params, crl, issue, server_until};
+use super::certificates::{
+    Files, Identity, ca, client_params, crl, crl_until, issue, server_until,
+};
 use super::client::{channel, connect, grpc, http, settings, wal};
 use super::start;
 use crate::support::{Daemon, append, until};
@@ -195,6 +197,32 @@ async fn revoked_connection_ends_within_a_second_and_others_continue() {
     let check = other.client.check(HealthCheckRequest::default());
     check.await.unwrap();
     daemon.wait_for_log("the certificate of a client is no longer accepted");
+}
+
+/// The job that fetches lists has died: its last list still counts, and operators can see its age.
+#[tokio::test]
+async fn revocation_list_that_is_out_of_date_counts_and_is_reported() {
+    const LIST: &str = "wald_tls_certificate_not_after_timestamp_seconds{kind=\"client_crl\"}";
+    let files = Files::new();
+    files.write("crl.pem", &crl(&files.ca, &[7]));
+    let mut arguments = files.arguments_with_clients("require");
+    arguments.push(files.argument("tls-client-crl", "crl.pem"));
+    let daemon = start(&arguments);
+    assert_eq!(daemon.metric(LIST), year(2045));
+    files.write("crl.pem", &crl_until(&files.ca, &[7], 2021));
+    daemon.signal(Signal::HUP);
+    let line = daemon.wait_for_log("is out of date since 2021-01-01");
+    assert!(
+        line.contains("WARN") && line.contains("tls_client_crl"),
+        "{line}"
+    );
+    until(&daemon, LIST, |at| at == year(2021)).await;
+    watcher(&daemon, &files, "shipping", 8).await;
+    let identity = issue(&client_params("billing", 7), &files.ca);
+    let config = files.client(&["h2"], Some(&identity));
+    if let Ok(mut stream) = connect(&grpc(&daemon), config).await {
+        settings(&mut stream).await.unwrap_err();
+    }
 }
 
 #[tokio::test]
