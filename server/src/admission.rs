@@ -43,10 +43,12 @@ struct OwnRequests {
     appends: AtomicU64,
     others: AtomicU64,
     health: AtomicU64,
-    /// Calls that a stand-by forwards ([`crate::forward`]).
+    /// Calls that a stand-by forwards (`forward.rs`).
+    #[cfg(feature = "object")]
     forwarded: AtomicU64,
 }
 
+#[cfg(feature = "object")]
 impl Share {
     /// Calls of the connection that are forwarded.
     pub(crate) fn forwarded(&self) -> &AtomicU64 {
@@ -96,6 +98,7 @@ impl GroupShare {
     }
 
     /// Calls of the holder that are forwarded.
+    #[cfg(feature = "object")]
     pub(crate) fn forwarded(&self) -> &AtomicU64 {
         &self.own.forwarded
     }

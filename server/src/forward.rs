@@ -97,10 +97,10 @@ pub(crate) enum CallRoute {
 struct ForwardPlaces(AtomicU64);
 
 /// The caller of a forwarded call.
-pub(crate) struct ForwardHolder {
-    pub(crate) connection: Share,
+struct ForwardHolder {
+    connection: Share,
     /// `None` without `auth_file`.
-    pub(crate) group: Option<Arc<GroupShare>>,
+    group: Option<Arc<GroupShare>>,
 }
 
 impl ForwardHolder {
@@ -210,7 +210,8 @@ impl Forwarder {
 
 impl ForwardPool {
     /// Whether a stand-by has forwarded the call of this head.
-    pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
+    #[expect(clippy::unused_self, reason = "without object stores there is no pool")]
+    pub(crate) fn is_forwarded(&self, headers: &HeaderMap) -> bool {
         headers.contains_key(&FORWARDED)
     }
 
@@ -224,10 +225,12 @@ impl ForwardPool {
         self: &Arc<Self>,
         owner: StoreOwner,
         mut request: Request<RequestBody>,
-        (rpc, holder): (Rpc, ForwardHolder),
+        rpc: Rpc,
+        (connection, group): (Share, Option<Arc<GroupShare>>),
         here: impl FnOnce(Request<RequestBody>) -> HttpAnswer + Send + 'static,
     ) -> HttpAnswer {
         let pool = Arc::clone(self);
+        let holder = ForwardHolder { connection, group };
         Box::pin(async move {
             let answer = match pool.may_answer(&mut request, rpc).await {
                 Ok(true) => return here(request).await,

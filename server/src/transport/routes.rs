@@ -35,7 +35,7 @@ use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::{AuditLog, AuditedPeer, ChangeEnd, RecordedCall, Trail};
 use crate::auth::{Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
-use crate::forward::{CallRoute, ForwardHolder, ForwardPool, Forwarder};
+use crate::forward::{CallRoute, ForwardPool, Forwarder};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Need, Recorded, Rpc};
 use crate::metrics::{CallCounter, CallFuture};
@@ -263,7 +263,8 @@ impl ConnectionCalls {
                 Ok(caller) => caller,
                 Err(refusal) => return (CheckedCall::refused(refusal), None),
             };
-            let is_forwarded = self.forward.is_some() && ForwardPool::is_forwarded(headers);
+            let forward = self.forward.as_ref();
+            let is_forwarded = forward.is_some_and(|forward| forward.is_forwarded(headers));
             let counted = match caller.tenant() {
                 Some(tenant) if is_forwarded => self.tenants.count_forwarded(tenant).map(Some),
                 Some(tenant) => self.tenants.count(tenant).map(|()| None),
@@ -286,7 +287,6 @@ impl ConnectionCalls {
                 return (CheckedCall::refused(status::audit_failed(rpc.access)), None);
             }
             let recorded = caller.trail().call().cloned();
-            let forward = self.forward.as_ref();
             let route = forward.map(|forward| forward.route(rpc, request.headers(), &caller));
             if let Some(CallRoute::Refused(refusal)) = route {
                 return (CheckedCall::refused(refusal), recorded);
@@ -315,12 +315,9 @@ impl ConnectionCalls {
                         goes_on: false,
                         answer: Some({
                             let calls = Arc::clone(&self.calls);
-                            let holder = ForwardHolder {
-                                connection: self.peer.share.clone(),
-                                group: caller.share().cloned(),
-                            };
+                            let shares = (self.peer.share.clone(), caller.share().cloned());
                             let here = move |request| calls.routes.serve(request, rpc, caller);
-                            forward.forward(owner, request, (rpc, holder), here)
+                            forward.forward(owner, request, rpc, shares, here)
                         }),
                     };
                     (served, recorded)
