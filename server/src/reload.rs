@@ -27,6 +27,10 @@ const EVERY: Duration = Duration::from_secs(10);
 /// Pause before a second read after a fault: a writer may have replaced one file of two.
 const SECOND_READ: Duration = Duration::from_millis(200);
 
+/// Time for which changed contents must stay before they come into force: the file may be half written. After it the
+/// connections of a refused client have [`crate::tls::REFUSED_GRACE`], together less than 1 second.
+const UNCHANGED_FOR: Duration = Duration::from_millis(100);
+
 /// Maximum number of reads of files that change all the time.
 const MOST_READS: usize = 10;
 
@@ -243,7 +247,7 @@ impl<F: ReloadedFiles> Reloader<F> {
             if contents == self.contents {
                 return Ok(None);
             }
-            std::thread::sleep(SECOND_READ);
+            std::thread::sleep(UNCHANGED_FOR);
             let again = self.files.read()?;
             if again == contents {
                 return Ok(Some(contents));

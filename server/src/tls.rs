@@ -59,8 +59,8 @@ pub(crate) const HANDSHAKE_RECORD: u8 = 22;
 pub(crate) const CONNECTION_BYTES: u64 = 112 << 10;
 
 /// Time that a connection has to end after the certificate of its client has expired, or a new CA or CRL refused it. With
-/// the verification of all open connections it is below 1 second.
-pub(crate) const REFUSED_GRACE: Duration = Duration::from_millis(800);
+/// the second read of the files and the verification of all open connections it is below 1 second.
+pub(crate) const REFUSED_GRACE: Duration = Duration::from_millis(700);
 
 /// Longest wait before the expiry of a client certificate is looked at again: the system's clock can jump.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
