@@ -210,7 +210,6 @@ impl Forwarder {
 
 impl ForwardPool {
     /// Whether a stand-by has forwarded the call of this head.
-    #[expect(clippy::unused_self, reason = "without object stores there is no pool")]
     pub(crate) fn is_forwarded(&self, headers: &HeaderMap) -> bool {
         headers.contains_key(&FORWARDED)
     }

@@ -323,14 +323,14 @@ impl ConnectionCalls {
                     (served, recorded)
                 }
                 _ => {
-                    let answer = match free {
+                    let answer: HttpAnswer = match free {
                         None => routes.serve(request, rpc, caller),
                         Some(free) => {
                             let answer = routes.serve(request, rpc, caller);
                             Box::pin(async move { Ok(free.in_answer(answer.await?)) })
                         }
                     };
-                    let answer = match counted {
+                    let answer: HttpAnswer = match counted {
                         None => answer,
                         Some(counted) => {
                             Box::pin(async move { Ok(held_until_sent(answer.await?, counted)) })
