@@ -640,14 +640,14 @@ impl FreeCall {
     }
 }
 
-/// The answer, which holds `what` until it is sent.
-pub(super) fn held_until_sent(answer: Response<Body>, what: impl Send + 'static) -> Response<Body> {
+/// The answer, which keeps `held` until it is sent.
+pub(super) fn held_until_sent(answer: Response<Body>, held: impl Send + 'static) -> Response<Body> {
     if answer.body().is_end_stream() {
         return answer;
     }
     answer.map(|body| {
         Body::new(body.map_frame(move |frame| {
-            let _held = &what;
+            let _kept = &held;
             frame
         }))
     })
