@@ -196,7 +196,7 @@ enum Unknown {
     Stranger,
     Bad,
     /// The issuer of the token has no such key yet.
-    UnknownKey,
+    AbsentKey,
     /// The token is right, and the certificate beside it is not of its principal.
     Mismatch,
     Expired(Timestamp),
@@ -208,7 +208,7 @@ impl Unknown {
     fn failure(self) -> AuthFailure {
         match self {
             Self::NoCredential | Self::Stranger => AuthFailure::NoCredential,
-            Self::Bad | Self::UnknownKey | Self::Mismatch => AuthFailure::Bad,
+            Self::Bad | Self::AbsentKey | Self::Mismatch => AuthFailure::Bad,
             Self::Expired(_) => AuthFailure::Expired,
             Self::NoKeys => AuthFailure::NoKeys,
         }
@@ -218,7 +218,7 @@ impl Unknown {
     fn reason(self) -> &'static str {
         match self {
             Self::NoCredential | Self::Stranger => Reason::NoCredential.as_str(),
-            Self::Bad | Self::UnknownKey | Self::Mismatch => Reason::BadCredential.as_str(),
+            Self::Bad | Self::AbsentKey | Self::Mismatch => Reason::BadCredential.as_str(),
             Self::Expired(_) => Reason::CredentialExpired.as_str(),
             Self::NoKeys => Reason::Starting.as_str(),
         }
@@ -229,7 +229,7 @@ impl Unknown {
         match self {
             Self::NoCredential => status::no_credential(rpc.access),
             Self::Stranger => status::unknown_certificate(why.unwrap_or_default(), rpc.access),
-            Self::Bad | Self::UnknownKey => status::bad_credential(rpc.access),
+            Self::Bad | Self::AbsentKey => status::bad_credential(rpc.access),
             Self::Mismatch => status::credentials_differ(rpc.access),
             Self::Expired(at) => status::credential_expired(&file::show_time(at), rpc.access),
             Self::NoKeys => status::no_keys(rpc.access),
@@ -466,7 +466,7 @@ impl FileAuthority {
         let unknown = match fault {
             SignatureFault::NoKeys => Unknown::NoKeys,
             SignatureFault::Bad => Unknown::Bad,
-            SignatureFault::UnknownKey => Unknown::UnknownKey,
+            SignatureFault::UnknownKey => Unknown::AbsentKey,
         };
         Err(RefusedCredential::unverified(unknown, why))
     }
