@@ -76,6 +76,12 @@ impl Inbox {
     }
 
     fn leave(&self, always: bool, purpose: Use) -> Awaited<Result<Position, SyncError>> {
+        // Uses up the positions of the rest of the segment, and the new one waits for its release.
+        if let Some(error) = self.journal.replica_is_behind() {
+            let (promise, awaited) = Promise::new();
+            promise.keep(Err(error.into()));
+            return awaited;
+        }
         self.ask(Barrier::Leave { always, purpose }, Durability::Durable)
     }
 
@@ -110,7 +116,8 @@ impl Inbox {
         self.request_at(self.journal.safest(), operation)
     }
 
-    /// As [`Inbox::request`], answered at `level`.
+    /// As [`Inbox::request`], answered at `level`. Refused if the replica is too far behind, unless the answer waits for
+    /// the replica anyway: others could add to the lag without bound.
     pub(crate) fn request_at<T, E: From<AppendError>>(
         &self,
         level: Durability,
@@ -119,7 +126,11 @@ impl Inbox {
         let (promise, awaited) = Promise::new();
         let replication = self.journal.replication();
         let unreachable = replication.and_then(|replication| replication.unreachable(level));
-        match self.journal.refusal().or(unreachable) {
+        let behind = || match level {
+            Durability::Replicated => None,
+            _ => self.journal.replica_is_behind(),
+        };
+        match self.journal.refusal().or(unreachable).or_else(behind) {
             Some(error) => promise.keep(Err(error.into())),
             None => self.push(operation(promise), level),
         }

@@ -119,8 +119,8 @@ pub(super) struct Waiting {
     /// The newest flush covers all bytes below this position.
     flushing: Position,
     times: VecDeque<Written>,
-    /// Logs with trims that take effect once everything below the position is durable.
-    trims: Vec<(Position, Arc<Log>)>,
+    /// Logs with trims that take effect once everything below the position is settled, in order.
+    trims: VecDeque<(Position, Arc<Log>)>,
 }
 
 impl Waiting {
@@ -202,23 +202,22 @@ impl Waiting {
     }
 
     pub(super) fn trimming(&mut self, end: Position, log: Arc<Log>) {
-        self.trims.push((end, log));
+        self.trims.push_back((end, log));
     }
 
     /// Drops trims in frames beyond `position`, which were taken back.
     pub(super) fn forget_trims(&mut self, position: Position) {
-        self.trims.retain(|(end, _)| *end <= position);
+        let kept = self.trims.partition_point(|(end, _)| *end <= position);
+        self.trims.truncate(kept);
     }
 
     /// Applies the trims that are on the device, and in the replica if there is one.
     pub(super) fn apply_trims(&mut self, settled: Position) {
-        self.trims.retain(|(end, log)| {
-            let through = *end <= settled;
-            if through {
-                log.state.write().apply_trims(settled);
-            }
-            !through
-        });
+        // Without a visit to the others: many wait while the replica is behind.
+        let through = self.trims.partition_point(|(end, _)| *end <= settled);
+        for (_, log) in self.trims.drain(..through) {
+            log.state.write().apply_trims(settled);
+        }
     }
 
     pub(super) fn take_below(&mut self, durable: Position) -> (Vec<Waiter>, Vec<UnflushedGroup>) {
