@@ -67,6 +67,7 @@ impl Extras {
 
     /// The segment below `limit` has an index now, and `producers` is the state at its end.
     pub(crate) fn index_producers(&mut self, limit: Position, producers: Producers) {
+        self.producers.listed(limit);
         let changed = self.producers_changed >= limit;
         self.indexed = changed.then(|| Box::new(producers));
     }

@@ -318,7 +318,10 @@ fn cursors_and_retention_wait_while_the_replica_is_too_far_behind() {
     let (moves, error) = refused.expect("the lag has a bound");
     assert!(moves > 1000, "{moves}");
     assert!(
-        matches!(error, CursorError::Append(AppendError::ReplicaBehind { .. })),
+        matches!(
+            error,
+            CursorError::Append(AppendError::ReplicaBehind { .. })
+        ),
         "{error:?}"
     );
     let end = f.core.journal.written();
