@@ -178,8 +178,9 @@ fn readers_of_replicated_records_see_them_when_they_are_replicated() {
     }
 }
 
+/// Counts wake-ups.
 #[derive(Default)]
-struct Woken(std::sync::atomic::AtomicU32);
+pub(super) struct Woken(pub(super) std::sync::atomic::AtomicU32);
 
 impl std::task::Wake for Woken {
     fn wake(self: Arc<Self>) {
