@@ -186,6 +186,11 @@ impl Memory {
         self.logs.is_empty()
     }
 
+    /// Number of logs with records here.
+    pub(super) fn logs(&self) -> u64 {
+        self.logs.len() as u64
+    }
+
     /// Asserts the invariants in debug builds.
     pub(super) fn check(&self) {
         let body = |log: &Arc<Log>| {
