@@ -1,10 +1,11 @@
 //! State that few logs have: a writer epoch, producers, cursors.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::producers::{FIRST_EPOCH, GONE, Producers};
 use super::versions::Versions;
-use crate::api::record::GapReason;
+use crate::api::record::{GapReason, LogConfig};
 use crate::base::bounds;
 use crate::base::ids::{Lsn, Name, Position, Timestamp};
 use crate::base::wire;
@@ -53,9 +54,30 @@ pub(crate) struct Extras {
     pub(crate) cursors: BTreeMap<Name, Versions<Option<Mark>>>,
     /// In order.
     pub(crate) missing: Vec<MissingRecords>,
+    /// The settings as readers see them, if they changed since the start. The committer goes by the newest ones.
+    settings: Option<Box<Versions<Settings>>>,
 }
 
+/// Settings of a log, and the time of their last change.
+pub(crate) type Settings = (Arc<LogConfig>, Timestamp);
+
 impl Extras {
+    /// Changes the settings, which were `before`, in the frame that ends at `end`.
+    pub(crate) fn configure(
+        &mut self,
+        end: Position,
+        (before, settings): (Settings, Settings),
+        durable: Position,
+    ) {
+        let versions = (self.settings).get_or_insert_with(|| Box::new(Versions::settled(before)));
+        versions.push(end, settings, durable);
+    }
+
+    /// The settings for a reader to whom everything below `published` is visible; `None` if they never changed.
+    pub(crate) fn settings_at(&self, published: Position) -> Option<&Settings> {
+        Some(self.settings.as_deref()?.at(published))
+    }
+
     /// The producers, to be changed by the frame at `position`.
     pub(crate) fn change_producers(&mut self, position: Position) -> &mut Producers {
         if self.indexed.is_none() {
@@ -123,6 +145,9 @@ impl Extras {
     pub(crate) fn cut(&mut self, start: Position) {
         self.writer_epoch.cut(start);
         self.cursors.values_mut().for_each(|mark| mark.cut(start));
+        if let Some(settings) = &mut self.settings {
+            settings.cut(start);
+        }
     }
 }
 
@@ -245,6 +270,7 @@ impl From<&ExtrasImage> for Extras {
             producers_changed: Position::ZERO,
             cursors: image.cursors.iter().map(settled).collect(),
             missing: image.missing.clone(),
+            settings: None,
         }
     }
 }
