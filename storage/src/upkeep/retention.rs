@@ -241,9 +241,11 @@ impl Retainer {
                 break;
             }
         }
-        if let Some(told) = self.tell_clock() {
-            // If recording the clock fails now, a later pass does it.
-            let _told = block_on(told);
+        if let Some(told) = self.tell_clock()
+            && block_on(told).is_err()
+        {
+            // The next pass records the clock.
+            self.state.lock().told = Timestamp::from_micros(i64::MIN);
         }
     }
 
