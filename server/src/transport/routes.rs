@@ -231,14 +231,16 @@ impl ConnectionCalls {
         } = &*self.calls;
         counter.call(request, |mut request, head| {
             let free = match head.rpc {
-                Some(rpc) if rpc.class == Class::Health => match self.peer.watch() {
-                    Ok(watch) => Some(watch),
-                    Err(watches) => {
-                        return (CheckedCall::refused(status::watches_busy(&watches)), None);
+                Some(rpc)
+                    if matches!(rpc.class, Class::Probe | Class::Health)
+                        && rpc.need == Need::Nothing =>
+                {
+                    match self.peer.free_call() {
+                        Ok(free) => Some(free),
+                        Err(calls) => {
+                            return (CheckedCall::refused(status::free_calls_busy(&calls)), None);
+                        }
                     }
-                },
-                Some(rpc) if rpc.class == Class::Probe && rpc.need == Need::Nothing => {
-                    Some(self.peer.free_call())
                 }
                 Some(rpc) if rpc.class == Class::Probe => None,
                 _ => match self.peer.check_calls() {
@@ -249,10 +251,12 @@ impl ConnectionCalls {
             let rpc = match book::check(&request, head, *http) {
                 Ok(rpc) => rpc,
                 Err(refusal) => {
-                    // Its text waits for the client.
-                    let free = free.unwrap_or_else(|| self.peer.free_call());
-                    let refusal = Box::new(free.in_answer(*refusal));
-                    return (CheckedCall::Refused(Some(refusal)), None);
+                    // Its text waits for the client. One too many has none.
+                    let refusal = match free.map_or_else(|| self.peer.free_call(), Ok) {
+                        Ok(free) => free.in_answer(*refusal),
+                        Err(_) => refusal.map(|_| Body::empty()),
+                    };
+                    return (CheckedCall::Refused(Some(Box::new(refusal))), None);
                 }
             };
             let names = self.names.as_ref();
