@@ -1204,20 +1204,23 @@ fn content_that_is_kept_is_moved_to_its_place_and_not_read_again() {
     let first = manifest.files.first().unwrap();
     target.replace(&format!("standby/{}.new", first.digest), vec![1]);
     let mut pieces = 0;
-    let mut half = || {
+    let mut half = |_| {
         pieces += 1;
         pieces <= 4
     };
     let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
     let some = view.keep(&copy, &mut half).unwrap();
     assert!((1..4).contains(&some.fetched), "the caller stopped it");
-    let rest = view.keep(&copy, &mut || true).unwrap();
+    let total: u64 = manifest.files.iter().map(|file| file.bytes).sum();
+    let missing = view.missing_bytes(&target).unwrap();
+    assert_eq!(missing, total - some.bytes);
+    let rest = view.keep(&copy, &mut |_| true).unwrap();
     assert_eq!(rest.fetched + some.fetched, manifest.files.len() as u64);
-    assert_eq!(view.keep(&copy, &mut || true).unwrap().fetched, 0);
-    view.forget_others(&copy).unwrap();
+    assert_eq!(view.keep(&copy, &mut |_| true).unwrap().fetched, 0);
+    assert_eq!(view.missing_bytes(&target).unwrap(), 0);
+    view.forget_others(&target).unwrap();
     drop(copy);
     assert_eq!(target.list("standby").unwrap().len(), manifest.files.len());
-    let total: u64 = manifest.files.iter().map(|file| file.bytes).sum();
     assert_eq!(rest.bytes, total);
     // The bucket would give zeros now.
     refuse_if_used(&target).unwrap();
@@ -1278,7 +1281,7 @@ fn an_old_store_is_set_aside_after_any_cut_and_its_files_are_used_again() {
         let kept = disk.list("standby").unwrap().len();
         let view = shelf.view(&manifest, None).unwrap();
         let copy = CopyTail::new(Arc::new(disk.clone()), manifest.store_id).unwrap();
-        let fetched = view.keep(&copy, &mut || true).unwrap().fetched;
+        let fetched = view.keep(&copy, &mut |_| true).unwrap().fetched;
         drop(copy);
         assert_eq!(kept as u64 + fetched, manifest.files.len() as u64);
         assert!(kept > 2, "cut in call {nth}: {kept} files are kept");
@@ -1340,7 +1343,7 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     };
     let view = shelf.view(&manifest, None).unwrap();
     let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
-    view.keep(&copy, &mut || true).unwrap();
+    view.keep(&copy, &mut |_| true).unwrap();
     drop(copy);
     let kept = || target.list("standby").unwrap().len();
     let all = kept();
