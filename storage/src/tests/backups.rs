@@ -14,6 +14,7 @@ use crate::api::finding::Severity;
 use crate::api::pace::Control;
 use crate::api::record::{GapReason, LogConfig};
 use crate::api::replica::JournalPart;
+use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::Disk;
 use crate::disk::directory::KeptTerm;
@@ -943,6 +944,62 @@ fn a_flipped_byte_in_a_backup_is_found_by_verify_and_refused_by_restore() {
     assert_eq!(
         check.report.unwrap().logs,
         standing(&fixture.core).len() as u64
+    );
+}
+
+#[test]
+fn a_restore_at_a_position_refuses_damage_at_or_below_it() {
+    let (fixture, stood) = busy_store(5);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let life = usize::try_from(LIFE_BYTES).unwrap();
+    let mut positions: Vec<Position> = stood.iter().map(|(position, _)| *position).collect();
+    positions.push(manifest.position);
+    // Ends of units differ from positions in a gap between segments.
+    positions.extend(positions.clone().iter().map(|position| position.advance(1)));
+    positions.retain(|position| *position <= manifest.position);
+    let mut good = Vec::new();
+    for at in &positions {
+        good.push(shelf.view(&manifest, Some(*at)).unwrap());
+    }
+    let (mut refused, mut spared) = (0, 0);
+    for file in &manifest.files {
+        if !file.path.starts_with("journal/") {
+            continue;
+        }
+        let path = content_path(file.digest);
+        let content = shelf.0.contents(&path).unwrap();
+        let mut headless = content.clone();
+        headless[..life].fill(0);
+        let short = content[..content.len() - 1].to_vec();
+        for bad in [None, Some(short), Some(headless)] {
+            match bad {
+                Some(bad) => shelf.0.replace(&path, bad),
+                None => shelf.0.remove(&path).unwrap(),
+            }
+            for (at, good) in positions.iter().zip(&good) {
+                let target = SimDisk::new();
+                match shelf.restore_to(&manifest, Some(*at), &target) {
+                    Err(RestoreError::Damaged { path, .. }) => {
+                        assert_eq!(path, file.path, "at {at}");
+                        refused += 1;
+                    }
+                    Ok(restored) => {
+                        assert_eq!(restored.position, good.position(), "{} at {at}", file.path);
+                        let shown = good.list("journal").unwrap();
+                        let is_needed = shown.iter().any(|name| file.path.ends_with(name));
+                        assert!(!is_needed, "{} at {at}", file.path);
+                        spared += 1;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            shelf.0.replace(&path, content.clone());
+        }
+    }
+    assert!(
+        refused > 50 && spared > 50,
+        "{refused} refused, {spared} spared"
     );
 }
 

@@ -345,7 +345,7 @@ impl BackupView {
             let begun = match self.open_content(file) {
                 Ok(content) => begun(&*content, id, store_id)
                     .map_err(RestoreError::io(format!("reading {path}")))?,
-                // Reading the file reports the damage.
+                // Copying the file reports the damage, and `check_hidden` does if it would be left out.
                 Err(RestoreError::Damaged { .. }) => None,
                 Err(error) => return Err(error),
             };
@@ -368,7 +368,7 @@ impl BackupView {
             });
         }
         let first = self.first_end(pieces)?;
-        let mut hidden = Vec::new();
+        let mut hidden: Vec<SegmentOutline> = Vec::new();
         let mut end = None;
         while let Some(last) = pieces.last() {
             let began = last.begun.filter(|(_, base)| base.advance(LIFE_BYTES) < at);
@@ -380,11 +380,14 @@ impl BackupView {
                 end = Some((whole, whole.since(base)));
                 break;
             }
-            hidden.push(last.id);
-            pieces.pop();
+            hidden.extend(pieces.pop());
+        }
+        if !is_reached {
+            self.check_hidden(&hidden)?;
         }
         let (Some((end, length)), Some(last)) = (end, pieces.last()) else {
             return Err(RestoreError::Before { asked: at, first });
+        let mut is_reached = false;
         };
         let mut cut = false;
         if let Some(shown) = self.files.get_mut(&last.path) {
@@ -392,12 +395,14 @@ impl BackupView {
             shown.bytes = shown.bytes.min(length);
             shown.size = shown.bytes;
         }
+                is_reached = at <= base.advance(file.bytes);
         // A cut segment has no index and no checkpoint. Runs lie before all segments, whatever their number is.
         let runs = self.files.keys().filter_map(|path| run_id(path));
         let runs: Vec<SegmentId> = runs.collect();
         let beyond =
             |id: SegmentId| !runs.contains(&id) && (id > last.id || (cut && id == last.id));
         self.files.retain(|path, _| {
+        let hidden: Vec<SegmentId> = hidden.iter().map(|piece| piece.id).collect();
             let name = path.rsplit('/').next().unwrap_or_default();
             match path.split('/').next() {
                 Some("journal") => id_of(name).is_none_or(|id| !hidden.contains(&id)),
@@ -428,6 +433,23 @@ impl BackupView {
             let length = content
                 .read_full_at(&mut head, LIFE_BYTES)
                 .map_err(RestoreError::io(format!("reading {}", piece.path)))?;
+    /// Compares the oldest of these segments with its digest, and the next ones up to the first whose beginning is good. They
+    /// are in descending order, and no older segment reaches the position of the cut. A segment may be left out only if its
+    /// place is certain: lost or changed content would otherwise shorten the restore without an error.
+    fn check_hidden(&self, hidden: &[SegmentOutline]) -> Result<(), RestoreError> {
+        for piece in hidden.iter().rev() {
+            if let Some(file) = (self.files.get(&piece.path)).and_then(|shown| shown.file.as_ref())
+            {
+                self.read_content(file, &mut |_, _| Ok(()))?;
+            }
+            // Segments behind it lie beyond the position, too.
+            if piece.begun.is_some() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
             let link = frame::decode_header(&head[..length], life.salt);
             let bytes = link.map_or(frame::HEADER_BYTES as u64, |link| link.frame_len());
             return Ok(base.advance(LIFE_BYTES + bytes));
