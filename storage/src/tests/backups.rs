@@ -1275,12 +1275,129 @@ fn content_that_is_kept_is_moved_to_its_place_and_not_read_again() {
     assert_eq!(rest.bytes, total);
     // The bucket would give zeros now.
     refuse_if_used(&target).unwrap();
-    unreadable(&shelf)
-        .restore_to(&manifest, None, &target)
-        .unwrap();
+    take_over(&unreadable(&shelf), &manifest, &target).unwrap();
     assert_eq!(target.list("standby").unwrap(), Vec::<String>::new());
     let restored = Fixture::with(target, small_config());
     assert_eq!(standing(&restored.core), before);
+}
+
+/// Takes the files of a replica over, without rows.
+fn take_over(
+    shelf: &Shelf,
+    manifest: &BackupManifest,
+    target: &SimDisk,
+) -> Result<backup::Restored, RestoreError> {
+    let view = shelf.view(manifest, None)?;
+    let content = ReplicaContent {
+        store_id: manifest.store_id,
+        files: Some(&view),
+        parts: &mut std::iter::empty(),
+        until: None,
+    };
+    let disk: Arc<dyn Disk> = Arc::new(target.clone());
+    content.restore(&disk, &small_config(), RestoredAs::Store, &mut |_| {})
+}
+
+#[test]
+fn restore_reads_no_content_that_a_stand_by_kept() {
+    let (fixture, _) = busy_store(11);
+    let before = standing(&fixture.core);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let view = shelf.view(&manifest, None).unwrap();
+    for restored_as in [None, Some(RestoredAs::Copy)] {
+        let target = SimDisk::new();
+        let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
+        view.keep(&copy, &mut || true).unwrap();
+        drop(copy);
+        // It was changed since it was kept, and has its size.
+        for name in target.list("standby").unwrap() {
+            let path = format!("standby/{name}");
+            let mut content = target.contents(&path).unwrap();
+            let middle = content.len() / 2;
+            content[middle] ^= 1;
+            target.replace(&path, content);
+        }
+        let disk: Arc<dyn Disk> = Arc::new(target.clone());
+        let restored = match restored_as {
+            None => view.restore(&disk, &small_config(), &mut |_| {}),
+            Some(restored_as) => ReplicaContent {
+                store_id: manifest.store_id,
+                files: Some(&view),
+                parts: &mut std::iter::empty(),
+                until: None,
+            }
+            .restore(&disk, &small_config(), restored_as, &mut |_| {}),
+        };
+        assert_eq!(restored.unwrap().report.damage, []);
+        for file in &manifest.files {
+            let content = target.contents(&file.path).unwrap();
+            let bytes = usize::try_from(file.bytes).unwrap();
+            assert!(
+                ContentDigest::of(&content[..bytes]) == file.digest,
+                "{}",
+                file.path
+            );
+        }
+        assert_eq!(standing(&reopened(target).core), before);
+    }
+}
+
+#[test]
+fn rows_in_place_of_a_signed_segment_must_have_its_bytes() {
+    let fixture = Fixture::new();
+    for number in 0..50_u8 {
+        fixture.append("early", &[number; 2000]).unwrap();
+    }
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let mut manifest = BackupManifest::clone(&manifest);
+    manifest.signed_by = Some([7; 32]);
+    // The rows have more of the last segment, and of the next ones.
+    for number in 0..60_u8 {
+        fixture.append("late", &[number; 1500]).unwrap();
+    }
+    let after = standing(&fixture.core);
+    let view = shelf.view(&manifest, None).unwrap();
+    let groups = groups_of(&fixture);
+    let is_below = |part: &JournalPart| part.end <= manifest.position;
+    let below = groups.iter().rposition(is_below).unwrap();
+    let last = groups[below].segment;
+    assert!(groups[below + 1..].iter().any(|part| part.segment == last));
+    for (forged, is_taken) in [(None, true), (Some(below), false), (Some(below + 1), true)] {
+        let mut parts = groups.clone();
+        if let Some(forged) = forged {
+            let mut bytes = parts[forged].bytes.to_vec();
+            *bytes.last_mut().unwrap() ^= 1;
+            parts[forged].bytes = bytes.into();
+        }
+        let target = SimDisk::new();
+        let disk: Arc<dyn Disk> = Arc::new(target.clone());
+        let content = ReplicaContent {
+            store_id: manifest.store_id,
+            files: Some(&view),
+            parts: &mut parts.iter().cloned().map(Ok),
+            until: None,
+        };
+        let taken = content.restore(&disk, &small_config(), RestoredAs::Store, &mut |_| {});
+        match taken {
+            Ok(_) => assert!(is_taken, "{forged:?}"),
+            Err(RestoreError::Damaged { what, .. }) => {
+                assert!(!is_taken && what.contains("signed"), "{forged:?}: {what}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+        if forged.is_none() {
+            assert_eq!(standing(&reopened(target).core), after);
+        }
+        // A stand-by shows no such rows, either.
+        let copied = SimDisk::new();
+        let mut copy = CopyTail::new(Arc::new(copied), manifest.store_id).unwrap();
+        let added = parts
+            .iter()
+            .try_for_each(|part| copy.add(part, Some(&view)));
+        assert_eq!(added.is_ok(), is_taken, "{forged:?}");
+    }
 }
 
 #[test]
@@ -1381,17 +1498,6 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     let shelf = Shelf::default();
     let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
     let target = SimDisk::new();
-    let take_over = |shelf: &Shelf| {
-        let view = shelf.view(&manifest, None).unwrap();
-        let content = ReplicaContent {
-            store_id: manifest.store_id,
-            files: Some(&view),
-            parts: &mut std::iter::empty(),
-            until: None,
-        };
-        let disk: Arc<dyn Disk> = Arc::new(target.clone());
-        content.restore(&disk, &small_config(), RestoredAs::Store, &mut |_| {})
-    };
     let view = shelf.view(&manifest, None).unwrap();
     let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
     view.keep(&copy, &mut || true).unwrap();
@@ -1404,7 +1510,7 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     let path = format!("standby/{}", missing.digest);
     target.remove(&path).unwrap();
     for _ in 0..2 {
-        let failed = take_over(&unreadable(&shelf)).unwrap_err();
+        let failed = take_over(&unreadable(&shelf), &manifest, &target).unwrap_err();
         assert!(matches!(failed, RestoreError::Damaged { .. }), "{failed}");
         assert_eq!(kept(), all - 1);
         refuse_if_used(&target).unwrap();
@@ -1414,7 +1520,7 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     let content = content_path(missing.digest);
     rest.0
         .replace(&content, shelf.0.contents(&content).unwrap());
-    take_over(&rest).unwrap();
+    take_over(&rest, &manifest, &target).unwrap();
     let taken = Fixture::with(target, small_config());
     assert_eq!(standing(&taken.core), before);
 }

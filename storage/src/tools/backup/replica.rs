@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use super::frames::FrameCheck;
 use super::restore::{UNFINISHED, begin_marked, finish, flush_names, refuse_if_used};
-use super::view::leap_beyond;
+use super::view::{ViewFile, leap_beyond};
 use super::{BackupView, Restored};
 use crate::api::config::StorageConfig;
+use crate::api::content::{ContentDigest, ContentHasher};
 use crate::api::error::RestoreError;
 use crate::api::replica::{JournalPart, MAX_REPLICA_LAG};
 use crate::base::bounds::{LARGEST_SEGMENT, LIFE_BYTES};
@@ -78,6 +79,16 @@ pub(super) struct PartWriter {
     pub(super) end: Position,
     epoch: RecoveryEpoch,
     frames: Option<FrameCheck>,
+    /// The beginning of the segment whose digest a key has signed.
+    signed: Option<SignedBeginning>,
+}
+
+/// The first bytes of a segment, which must have a digest.
+struct SignedBeginning {
+    digest: ContentDigest,
+    hasher: ContentHasher,
+    /// Bytes that are still to come.
+    left: u64,
 }
 
 /// The parts that were written.
@@ -180,7 +191,7 @@ impl ReplicaContent<'_> {
                 if path == FORMAT || path == BEGUN || replaced.contains(path) {
                     continue;
                 }
-                done.bytes += files.copy(path, shown, &**target, progress)?;
+                done.bytes += place(files, path, shown)?;
                 done.files += 1;
             }
         }
@@ -193,6 +204,11 @@ impl ReplicaContent<'_> {
                 Some(text.into())
             }
             (RestoredAs::Store, _, Some(end)) => {
+        // A copy is made in the directory of an operator: its content is compared with the digests.
+        let mut place = |files: &BackupView, path: &str, shown: &ViewFile| match restored_as {
+            RestoredAs::Store => files.take_or_copy(path, shown, &**target, progress),
+            RestoredAs::Copy => files.copy(path, shown, &**target, progress),
+        };
                 let begun = LastBegun {
                     epoch,
                     segment: end.segment,
@@ -211,7 +227,7 @@ impl ReplicaContent<'_> {
             .and_then(|files| files.files.get_key_value(FORMAT).map(|of| (files, of)))
         {
             Some((files, (path, shown))) => {
-                done.bytes += files.copy(path, shown, &**target, progress)?;
+                done.bytes += place(files, path, shown)?;
             }
             None => directory::write_format(&**target, self.store_id, config.largest_body())?,
         }
@@ -272,7 +288,10 @@ impl ReplicaContent<'_> {
                     Some(target) => Some((target, journal_path(part.segment))),
                     None => None,
                 };
-                let begun = PartWriter::begin(file, &part, self.store_id, before, self.until)?;
+                let mut begun = PartWriter::begin(file, &part, self.store_id, before, self.until)?;
+                if let Some(files) = self.files.filter(|_| replaces) {
+                    begun.replace_last_of(files);
+                }
                 written.epoch = written.epoch.max(begun.epoch);
                 open = Some(begun);
             }
@@ -383,9 +402,20 @@ impl PartWriter {
         if let (Some(file), Some(target)) = (&self.file, target) {
             let written = file.write_all_at(&part.bytes, part.position.since(self.base));
             written.map_err(failed("writing a segment", target))?;
+            signed: None,
         }
         if let Some(frames) = &mut self.frames {
             frames.feed(&part.bytes);
+    /// The parts replace the last segment of these files. If a key has signed its digest, they must begin with the signed bytes:
+    /// no key signs parts.
+    pub(super) fn replace_last_of(&mut self, files: &BackupView) {
+        self.signed = files.signed_last().map(|file| SignedBeginning {
+            digest: file.digest,
+            hasher: file.digest.hasher(),
+            left: file.bytes,
+        });
+    }
+
             if !frames.is_good() {
                 let what = format!(
                     "a frame in the part at position {} does not verify",
@@ -399,6 +429,19 @@ impl PartWriter {
     }
 
     /// Makes the segment durable, without the units that end beyond `until`; `None` if no unit is left, and no file. A short
+        if let Some(signed) = &mut self.signed {
+            let length = usize::try_from(signed.left).unwrap_or(usize::MAX);
+            let length = length.min(part.bytes.len());
+            signed.hasher.update(&part.bytes[..length]);
+            signed.left -= length as u64;
+            if signed.left == 0 && length > 0 && signed.hasher.digest() != signed.digest {
+                return Err(RestoreError::Damaged {
+                    path: journal_path(self.life.id),
+                    what: "rows of the replica differ from the signed file of this segment"
+                        .to_owned(),
+                });
+            }
+        }
     /// last segment would look like one with lost bytes.
     fn finish(
         self,

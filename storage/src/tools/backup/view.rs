@@ -84,6 +84,8 @@ pub struct BackupView {
     pub(super) position: Position,
     /// The newest segment.
     last: SegmentId,
+    /// Whether a key has signed the digest of the newest segment, and the view shows all of it.
+    is_last_signed: bool,
 }
 
 /// Result of a verification.
@@ -127,6 +129,7 @@ impl BackupView {
             files: files_of(manifest, content_path)?,
             position: manifest.position,
             last: SegmentId::FIRST,
+            is_last_signed: false,
         };
         if !view.files.contains_key(FORMAT) {
             return Err(RestoreError::Manifest("it has no FORMAT".to_owned()));
@@ -139,6 +142,9 @@ impl BackupView {
             return Err(RestoreError::Manifest("it has no segment".to_owned()));
         };
         view.last = last.id;
+        // The rows may be whole where the file is damaged.
+        let is_damaged = (manifest.damage.iter()).any(|damage| damage.segment == Some(last.id));
+        view.is_last_signed = manifest.signed_by.is_some() && at.is_none() && !is_damaged;
         // A short last segment would look like one with lost bytes.
         if let Some((life, _)) = last.begun
             && let Some(shown) = view.files.get_mut(&last.path)
@@ -203,6 +209,7 @@ impl BackupView {
             is_outdated: AtomicBool::new(false),
             last: last.unwrap_or(SegmentId::FIRST),
             position: position.max(tail.end()),
+            is_last_signed: false,
             files,
         })
     }
@@ -221,6 +228,14 @@ impl BackupView {
     /// The newest segment.
     pub(super) fn last_segment(&self) -> SegmentId {
         self.last
+    }
+
+    /// The newest segment, if a key has signed its digest.
+    pub(super) fn signed_last(&self) -> Option<&BackupFile> {
+        let shown = self.files.get(&journal_path(self.last));
+        shown
+            .and_then(|shown| shown.file.as_ref())
+            .filter(|_| self.is_last_signed)
     }
 
     /// The content of a file that the view makes.
@@ -370,6 +385,7 @@ impl BackupView {
         let first = self.first_end(pieces)?;
         let mut hidden: Vec<SegmentOutline> = Vec::new();
         let mut end = None;
+        let mut is_reached = false;
         while let Some(last) = pieces.last() {
             let began = last.begun.filter(|(_, base)| base.advance(LIFE_BYTES) < at);
             if let Some((life, base)) = began
@@ -377,6 +393,7 @@ impl BackupView {
                 && let Some(file) = &shown.file
                 && let Some(whole) = self.last_unit(file, &life, base, at)?
             {
+                is_reached = at <= base.advance(file.bytes);
                 end = Some((whole, whole.since(base)));
                 break;
             }
@@ -385,9 +402,9 @@ impl BackupView {
         if !is_reached {
             self.check_hidden(&hidden)?;
         }
+        let hidden: Vec<SegmentId> = hidden.iter().map(|piece| piece.id).collect();
         let (Some((end, length)), Some(last)) = (end, pieces.last()) else {
             return Err(RestoreError::Before { asked: at, first });
-        let mut is_reached = false;
         };
         let mut cut = false;
         if let Some(shown) = self.files.get_mut(&last.path) {
@@ -395,14 +412,12 @@ impl BackupView {
             shown.bytes = shown.bytes.min(length);
             shown.size = shown.bytes;
         }
-                is_reached = at <= base.advance(file.bytes);
         // A cut segment has no index and no checkpoint. Runs lie before all segments, whatever their number is.
         let runs = self.files.keys().filter_map(|path| run_id(path));
         let runs: Vec<SegmentId> = runs.collect();
         let beyond =
             |id: SegmentId| !runs.contains(&id) && (id > last.id || (cut && id == last.id));
         self.files.retain(|path, _| {
-        let hidden: Vec<SegmentId> = hidden.iter().map(|piece| piece.id).collect();
             let name = path.rsplit('/').next().unwrap_or_default();
             match path.split('/').next() {
                 Some("journal") => id_of(name).is_none_or(|id| !hidden.contains(&id)),
@@ -415,6 +430,23 @@ impl BackupView {
             }
         });
         self.position = end;
+        Ok(())
+    }
+
+    /// Compares the oldest of these segments with its digest, and the next ones up to the first whose beginning is good. They
+    /// are in descending order, and no older segment reaches the position of the cut. A segment may be left out only if its
+    /// place is certain: lost or changed content would otherwise shorten the restore without an error.
+    fn check_hidden(&self, hidden: &[SegmentOutline]) -> Result<(), RestoreError> {
+        for piece in hidden.iter().rev() {
+            if let Some(file) = (self.files.get(&piece.path)).and_then(|shown| shown.file.as_ref())
+            {
+                self.read_content(file, &mut |_, _| Ok(()))?;
+            }
+            // Segments behind it lie beyond the position, too.
+            if piece.begun.is_some() {
+                break;
+            }
+        }
         Ok(())
     }
 
@@ -433,23 +465,6 @@ impl BackupView {
             let length = content
                 .read_full_at(&mut head, LIFE_BYTES)
                 .map_err(RestoreError::io(format!("reading {}", piece.path)))?;
-    /// Compares the oldest of these segments with its digest, and the next ones up to the first whose beginning is good. They
-    /// are in descending order, and no older segment reaches the position of the cut. A segment may be left out only if its
-    /// place is certain: lost or changed content would otherwise shorten the restore without an error.
-    fn check_hidden(&self, hidden: &[SegmentOutline]) -> Result<(), RestoreError> {
-        for piece in hidden.iter().rev() {
-            if let Some(file) = (self.files.get(&piece.path)).and_then(|shown| shown.file.as_ref())
-            {
-                self.read_content(file, &mut |_, _| Ok(()))?;
-            }
-            // Segments behind it lie beyond the position, too.
-            if piece.begun.is_some() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
             let link = frame::decode_header(&head[..length], life.salt);
             let bytes = link.map_or(frame::HEADER_BYTES as u64, |link| link.frame_len());
             return Ok(base.advance(LIFE_BYTES + bytes));
