@@ -354,8 +354,8 @@ impl Fetch {
     }
 
     /// Makes a store of it in an empty directory. Begins again with the newest manifest if the owner removes rows or files
-    /// meanwhile, and calls `repeats` with the reason. `before` is called with the empty directory each time. `progress` receives the number of bytes read from files since its
-    /// last call.
+    /// meanwhile, and calls `repeats` with the reason. `keys` writes the key ring each time, as in
+    /// [`ReplicaContent::restore_with`]. `progress` receives the number of bytes read from files since its last call.
     ///
     /// # Errors
     /// As [`ReplicaContent::restore`], and [`Fetch::begin`].
@@ -363,7 +363,7 @@ impl Fetch {
         &mut self,
         target: &Path,
         restored_as: RestoredAs,
-        before: &mut dyn FnMut(&dyn Disk) -> io::Result<()>,
+        keys: &mut dyn FnMut(&dyn Disk) -> io::Result<()>,
         progress: &mut dyn FnMut(u64),
         repeats: &mut dyn FnMut(&FetchError),
     ) -> Result<Restored, FetchError> {
@@ -372,12 +372,9 @@ impl Fetch {
         loop {
             let disk: Arc<dyn Disk> = RealDisk::open(target)?;
             let storage = self.storage.clone();
-            before(&*disk).map_err(|source| RestoreError::Io {
-                action: format!("writing the key ring in {}", disk.location()),
-                source,
-            })?;
-            let restored = self
-                .with_content(|content| content.restore(&disk, &storage, restored_as, progress));
+            let restored = self.with_content(|content| {
+                content.restore_with(keys, &disk, &storage, restored_as, progress)
+            });
             let error = match restored {
                 Ok(restored) => return Ok(restored),
                 Err(FetchError::Restore(

@@ -1525,6 +1525,52 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     assert_eq!(standing(&taken.core), before);
 }
 
+#[test]
+fn take_over_that_is_cut_off_leaves_no_key_behind() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"1").unwrap();
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let view = shelf.view(&manifest, None).unwrap();
+    let mut put = |disk: &dyn Disk| {
+        disk.create_directory("keys")?;
+        disk.sync_directory("")?;
+        let file = disk.create("keys/ring")?;
+        file.write_all_at(b"a ring", 0)?;
+        file.sync()?;
+        disk.sync_directory("keys")
+    };
+    let (mut cuts, mut cleared) = (0, 0);
+    for nth in 1.. {
+        let target = SimDisk::new();
+        target.crash_after(nth);
+        let disk: Arc<dyn Disk> = Arc::new(target.clone());
+        let content = ReplicaContent {
+            store_id: manifest.store_id,
+            files: Some(&view),
+            parts: &mut std::iter::empty(),
+            until: None,
+        };
+        let (config, taken_as) = (small_config(), RestoredAs::Store);
+        let done = content.restore_with(&mut put, &disk, &config, taken_as, &mut |_| {});
+        let is_cut = target.is_crashed();
+        if is_cut {
+            cuts += 1;
+            target.crash(nth);
+        }
+        cleared += usize::from(backup::clear_unfinished_take_over(&target).unwrap());
+        let is_store = target.contents("FORMAT").is_some();
+        let has_keys = target.contents("keys/ring").is_some();
+        assert_eq!(is_store, has_keys, "cut in call {nth}");
+        if !is_cut {
+            done.unwrap();
+            assert!(has_keys);
+            break;
+        }
+    }
+    assert!(cuts > 20 && cleared > 10, "{cuts} cuts, {cleared} cleared");
+}
+
 /// Two contents with one XXH3-128: two words of a stripe change places in the accumulators (`../attacks/coll.py`).
 fn collision() -> [Vec<u8>; 2] {
     // The first half of the words of XXH3's secret that belong to the stripes 2 and 9.

@@ -129,6 +129,23 @@ impl ReplicaContent<'_> {
         restored_as: RestoredAs,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Restored, RestoreError> {
+        let nothing = &mut |_: &dyn Disk| Ok(());
+        self.restore_with(nothing, target, config, restored_as, progress)
+    }
+
+    /// As [`ReplicaContent::restore`]. `keys` writes the key ring into the directory once it is marked as unfinished, and before
+    /// it is a store: a directory with the store has its keys, and a take-over that is cut off leaves none behind.
+    ///
+    /// # Errors
+    /// As [`ReplicaContent::restore`]; `Io` also if `keys` fails.
+    pub fn restore_with(
+        self,
+        keys: &mut dyn FnMut(&dyn Disk) -> std::io::Result<()>,
+        target: &Arc<dyn Disk>,
+        config: &StorageConfig,
+        restored_as: RestoredAs,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Restored, RestoreError> {
         refuse_if_used(&**target)?;
         let mark = match restored_as {
             RestoredAs::Copy => UNFINISHED,
@@ -136,7 +153,9 @@ impl ReplicaContent<'_> {
         };
         let lock = begin_marked(&**target, mark)?;
         let files = self.files;
-        let restored = self.write(target, config, restored_as, progress);
+        let restored = keys(&**target)
+            .map_err(failed("writing the key ring", &**target))
+            .and_then(|()| self.write(target, config, restored_as, progress));
         if restored.is_err() {
             if let (RestoredAs::Store, Some(files)) = (restored_as, files) {
                 // Otherwise the next attempt fetches it again.
@@ -185,6 +204,11 @@ impl ReplicaContent<'_> {
         let mut end = self.end_of_files(&mut done);
         let parts = self.write_parts(Some(&**target), &mut end, &mut done)?;
         let epoch = parts.epoch;
+        // A copy is made in the directory of an operator: its content is compared with the digests.
+        let mut place = |files: &BackupView, path: &str, shown: &ViewFile| match restored_as {
+            RestoredAs::Store => files.take_or_copy(path, shown, &**target, progress),
+            RestoredAs::Copy => files.copy(path, shown, &**target, progress),
+        };
         if let Some(files) = self.files {
             let replaced: HashSet<String> = parts.segments.into_iter().map(journal_path).collect();
             for (path, shown) in &files.files {
@@ -204,11 +228,6 @@ impl ReplicaContent<'_> {
                 Some(text.into())
             }
             (RestoredAs::Store, _, Some(end)) => {
-        // A copy is made in the directory of an operator: its content is compared with the digests.
-        let mut place = |files: &BackupView, path: &str, shown: &ViewFile| match restored_as {
-            RestoredAs::Store => files.take_or_copy(path, shown, &**target, progress),
-            RestoredAs::Copy => files.copy(path, shown, &**target, progress),
-        };
                 let begun = LastBegun {
                     epoch,
                     segment: end.segment,
@@ -383,7 +402,18 @@ impl PartWriter {
             file,
             end: part.position,
             epoch: RecoveryEpoch::new(u64::from(link.count)),
+            signed: None,
         })
+    }
+
+    /// The parts replace the last segment of these files. If a key has signed its digest, they must begin with the signed bytes:
+    /// no key signs parts.
+    pub(super) fn replace_last_of(&mut self, files: &BackupView) {
+        self.signed = files.signed_last().map(|file| SignedBeginning {
+            digest: file.digest,
+            hasher: file.digest.hasher(),
+            left: file.bytes,
+        });
     }
 
     pub(super) fn write(
@@ -399,36 +429,6 @@ impl PartWriter {
             );
             return Err(hole(self.life.id, &what));
         }
-        if let (Some(file), Some(target)) = (&self.file, target) {
-            let written = file.write_all_at(&part.bytes, part.position.since(self.base));
-            written.map_err(failed("writing a segment", target))?;
-            signed: None,
-        }
-        if let Some(frames) = &mut self.frames {
-            frames.feed(&part.bytes);
-    /// The parts replace the last segment of these files. If a key has signed its digest, they must begin with the signed bytes:
-    /// no key signs parts.
-    pub(super) fn replace_last_of(&mut self, files: &BackupView) {
-        self.signed = files.signed_last().map(|file| SignedBeginning {
-            digest: file.digest,
-            hasher: file.digest.hasher(),
-            left: file.bytes,
-        });
-    }
-
-            if !frames.is_good() {
-                let what = format!(
-                    "a frame in the part at position {} does not verify",
-                    part.position
-                );
-                return Err(hole(self.life.id, &what));
-            }
-        }
-        self.end = end;
-        Ok(())
-    }
-
-    /// Makes the segment durable, without the units that end beyond `until`; `None` if no unit is left, and no file. A short
         if let Some(signed) = &mut self.signed {
             let length = usize::try_from(signed.left).unwrap_or(usize::MAX);
             let length = length.min(part.bytes.len());
@@ -442,6 +442,25 @@ impl PartWriter {
                 });
             }
         }
+        if let (Some(file), Some(target)) = (&self.file, target) {
+            let written = file.write_all_at(&part.bytes, part.position.since(self.base));
+            written.map_err(failed("writing a segment", target))?;
+        }
+        if let Some(frames) = &mut self.frames {
+            frames.feed(&part.bytes);
+            if !frames.is_good() {
+                let what = format!(
+                    "a frame in the part at position {} does not verify",
+                    part.position
+                );
+                return Err(hole(self.life.id, &what));
+            }
+        }
+        self.end = end;
+        Ok(())
+    }
+
+    /// Makes the segment durable, without the units that end beyond `until`; `None` if no unit is left, and no file. A short
     /// last segment would look like one with lost bytes.
     fn finish(
         self,
