@@ -42,21 +42,24 @@ use crate::serve::Exit;
 pub(crate) use file::RingFile;
 pub(crate) use ring::{KeyRing, Shredding, TenantOf};
 
-/// The key ring that the settings ask for. `None`: records are stored plain.
+/// The key ring for a command that opens the store of a directory offline. It keeps the scope of the ring. `None`: records are
+/// stored plain.
 ///
 /// # Errors
 /// If a key or the ring is missing, wrong or damaged. Nothing was changed.
-pub(crate) fn start(
+pub(crate) fn start_offline(
     config: &Config,
     disk: &Arc<dyn Disk>,
     tenants: TenantOf,
 ) -> Result<Option<Arc<KeyRing>>, Exit> {
-    let keys = ring(config, || Ok(Arc::clone(disk)), tenants)?;
+    let keys = made(config, || Ok(Arc::clone(disk)), tenants)?;
+    let keys = keys.map(|ring| Arc::new(ring.keeping_scope()));
     check(&**disk, keys.as_deref())?;
     Ok(keys)
 }
 
-/// As [`start`], and reads no ring yet. `disk` opens the data directory, if the settings ask for encryption.
+/// The key ring that the settings ask for. It is not read yet. `disk` opens the data directory, if the settings ask for
+/// encryption. `None`: records are stored plain.
 ///
 /// # Errors
 /// If a wrapping key is missing or wrong, or the directory cannot be opened.
@@ -65,12 +68,20 @@ pub(crate) fn ring(
     disk: impl FnOnce() -> Result<Arc<dyn Disk>, Exit>,
     tenants: TenantOf,
 ) -> Result<Option<Arc<KeyRing>>, Exit> {
+    Ok(made(config, disk, tenants)?.map(Arc::new))
+}
+
+fn made(
+    config: &Config,
+    disk: impl FnOnce() -> Result<Arc<dyn Disk>, Exit>,
+    tenants: TenantOf,
+) -> Result<Option<KeyRing>, Exit> {
     let keks = kek::Keks::of(config).map_err(|why| Exit::new(Exit::CONFIG, why))?;
     let Some(keks) = keks else {
         return Ok(None);
     };
     let ring = KeyRing::new(disk()?, config.encryption_scope, keks, tenants);
-    Ok(Some(Arc::new(ring)))
+    Ok(Some(ring))
 }
 
 /// Reads the ring of the directory.

@@ -324,7 +324,8 @@ impl RestoreWork<'_> {
     /// whose loss was accepted before the backup are as they should be.
     fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<DrillResult, Exit> {
         let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
-        let keys = encryption::start(self.config, &(Arc::clone(&disk) as _), Box::new(|_| None))?;
+        let keys =
+            encryption::start_offline(self.config, &(Arc::clone(&disk) as _), Box::new(|_| None))?;
         let storage = StorageConfig {
             cipher: keys.as_ref().map(encryption::cipher),
             ..self.storage.clone()

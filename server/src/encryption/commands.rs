@@ -375,15 +375,15 @@ mod tests {
         let whole = found(&*disk).unwrap();
         let mut changed = whole.clone();
         let key = changed.keys.values_mut().next().unwrap();
-        key.wrapped.bytes[20] ^= 1;
+        Arc::make_mut(key).wrapped.bytes[20] ^= 1;
         let mut moved = whole.clone();
         let (number, key) = moved.keys.pop_first().unwrap();
         moved.keys.insert(
             number,
-            file::RingKey {
+            Arc::new(file::RingKey {
                 owner: file::KeyOwner::Tenant("a".to_owned()),
-                ..key
-            },
+                ..(*key).clone()
+            }),
         );
         for (ring, keks, said) in [
             (&whole, keks("7"), None),

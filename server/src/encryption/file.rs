@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -29,8 +30,11 @@ const WITHOUT_TERM: u64 = 1;
 /// two rings have different numbers.
 pub(super) const COUNTER_BITS: u32 = 32;
 
-/// Maximum bytes of a copy.
+/// Maximum bytes of a copy. Writes and reads refuse a larger one.
+#[cfg(not(test))]
 const MOST_BYTES: u64 = 1 << 30;
+#[cfg(test)]
+const MOST_BYTES: u64 = 1 << 20;
 
 /// Whose records a data key encrypts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,7 +95,8 @@ pub(crate) struct RingFile {
     pub(crate) highest: u64,
     /// Keys from this number on count as new, and the journal from this position on has only such.
     pub(crate) renewed: (u64, Position),
-    pub(crate) keys: BTreeMap<u64, RingKey>,
+    /// Shared, so that a copy of a large ring is cheap.
+    pub(crate) keys: BTreeMap<u64, Arc<RingKey>>,
     /// Logs whose keys are destroyed as soon as their deletion is durable, and their names.
     pub(crate) shredding: BTreeMap<LogId, String>,
     /// The term of the replica's owner that wrote the ring; 0 without a replica.
@@ -201,7 +206,9 @@ impl RingFile {
     /// Takes note that records of logs with keys of their own may have other keys, too.
     pub(super) fn uncover(&mut self) {
         for key in self.keys.values_mut() {
-            key.covers_all = false;
+            if key.covers_all {
+                Arc::make_mut(key).covers_all = false;
+            }
         }
     }
 
@@ -285,7 +292,7 @@ impl RingFile {
                 covers_all: key["covers_all"].as_bool()?,
                 wrapped,
             };
-            keys.insert(number, key);
+            keys.insert(number, Arc::new(key));
         }
         let mut shredding = BTreeMap::new();
         for log in value["shredding"].as_array()? {
@@ -509,3 +516,10 @@ fn replace(
     disk.rename(new, path)?;
     disk.sync_directory(directory)
 }
+    // No start reads a larger copy. The ring that is there stays in force.
+    if text.len() as u64 > MOST_BYTES {
+        return Err(io::Error::other(format!(
+            "the key ring would have {} bytes, of {MOST_BYTES} at most: it has the keys of all logs that ever had one; copy the records into a new store",
+            text.len()
+        )));
+    }
