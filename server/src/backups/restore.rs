@@ -286,7 +286,7 @@ impl RestoreWork<'_> {
         let restored = self.source.restore(target, &self.storage)?;
         if let Some((path, ring)) = &self.key_ring {
             let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
-            encryption::commands::import(&*disk, path, ring.clone(), false)?;
+            encryption::commands::import(&*disk, path, ring.clone(), None, false)?;
             return Ok(restored);
         }
         #[cfg(feature = "object")]

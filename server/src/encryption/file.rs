@@ -162,6 +162,36 @@ impl RingFile {
         Ok(())
     }
 
+    /// Adds the keys of another state of the same ring that this one never had. Keys that it had, and has no more, were destroyed.
+    pub(super) fn add_unknown(&mut self, other: &Self) {
+        let unknown = other.keys.iter();
+        let unknown = unknown.filter(|(number, _)| !self.has_made(**number));
+        let unknown: Vec<(u64, Arc<RingKey>)> = unknown
+            .map(|(number, key)| (*number, Arc::clone(key)))
+            .collect();
+        self.note_numbers(other);
+        if !unknown.is_empty() {
+            self.keys.extend(unknown);
+            // A log may have had other keys in each of them.
+            self.uncover();
+        }
+    }
+
+    /// Takes care that no later key gets a number that the store has already given, if this copy may be older than the store. A
+    /// number that the copy does not show counts as unknown: a start refuses it, and a read names it.
+    ///
+    /// # Errors
+    /// If no tag is left.
+    pub(super) fn skip_numbers(&mut self, owners: u64) -> Result<(), String> {
+        let tag = self.later_tag(owners)?;
+        let (first, last) = self.numbers();
+        if first <= last {
+            self.earlier.push((first, last));
+        }
+        self.highest = tag << COUNTER_BITS;
+        Ok(())
+    }
+
     /// The tag of the owner who comes this number of owners later.
     ///
     /// # Errors
@@ -176,7 +206,6 @@ impl RingFile {
     }
 
     /// Takes note of all numbers that another state of the same ring has given.
-    #[cfg(feature = "object")]
     pub(super) fn note_numbers(&mut self, other: &Self) {
         let mut numbers = self.earlier.clone();
         numbers.extend(&other.earlier);
@@ -353,6 +382,19 @@ fn read(disk: &dyn Disk, path: &str) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
+/// The copies in the directory that can be read.
+///
+/// # Errors
+/// If the file system fails.
+pub(super) fn readable(disk: &dyn Disk) -> io::Result<Vec<RingFile>> {
+    let mut rings = Vec::new();
+    for path in COPIES {
+        let ring = read(disk, path)?.map(|bytes| RingFile::decode(&bytes));
+        rings.extend(ring.and_then(Result::ok));
+    }
+    Ok(rings)
+}
+
 /// Reads both copies. `None`: the directory has no ring.
 ///
 /// # Errors
@@ -493,6 +535,13 @@ pub(crate) fn write_copies(disk: &dyn Disk, ring: &RingFile) -> io::Result<()> {
     disk.create_directory(KEYS)?;
     disk.sync_directory("")?;
     let text = ring.encode();
+    // No start reads a larger copy. The ring that is there stays in force.
+    if text.len() as u64 > MOST_BYTES {
+        return Err(io::Error::other(format!(
+            "the key ring would have {} bytes, of {MOST_BYTES} at most: it has the keys of all logs that ever had one; copy the records into a new store",
+            text.len()
+        )));
+    }
     for path in COPIES {
         replace(disk, KEYS, path, &format!("{path}.new"), text.as_bytes())?;
     }
@@ -516,10 +565,3 @@ fn replace(
     disk.rename(new, path)?;
     disk.sync_directory(directory)
 }
-    // No start reads a larger copy. The ring that is there stays in force.
-    if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other(format!(
-            "the key ring would have {} bytes, of {MOST_BYTES} at most: it has the keys of all logs that ever had one; copy the records into a new store",
-            text.len()
-        )));
-    }

@@ -430,7 +430,7 @@ mod tests {
         // The bucket is lost, too.
         let disk = SimDisk::new();
         file::write(&disk, &taken_over).unwrap();
-        commands::import(&disk, Path::new("copy"), export, true).unwrap();
+        commands::import(&disk, Path::new("copy"), export, None, true).unwrap();
         let keys = opened(&disk);
         assert!(lost.iter().all(|number| keys.has_made(*number)));
         keys.claim(1, None).unwrap();
@@ -446,7 +446,7 @@ mod tests {
             highest: u64::MAX - 1,
             ..taken_over
         };
-        let refused = commands::import(&disk, Path::new("copy"), all_given, true);
+        let refused = commands::import(&disk, Path::new("copy"), all_given, None, true);
         assert!(refused.unwrap_err().message.contains("all of its numbers"));
     }
 
