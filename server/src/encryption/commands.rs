@@ -1,8 +1,6 @@
 //! `wald key`: makes wrapping keys, and shows, copies, puts back and rotates the key ring of a store.
 
-use std::fs::OpenOptions;
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +13,7 @@ use super::kek::new_text;
 use super::ring::AT_NEXT_START;
 use super::{KeyRing, kek};
 use crate::audit::OfflineAudit;
+use crate::auth::write_new_secret;
 use crate::config::Config;
 use crate::host;
 use crate::serve::Exit;
@@ -22,9 +21,6 @@ use crate::serve::Exit;
 /// Owners of a replica that the store may have had after an older copy of its ring was made: each gives numbers with a tag of
 /// its own.
 const OWNERS_LOST: u64 = 1 << 16;
-
-/// Mode of a file with a key in it.
-const SECRET_MODE: u32 = 0o600;
 
 /// Asks a running daemon for a rotation. It removes the file when the new key is in force.
 pub(super) const ASK: &str = "keys/rotate";
@@ -183,14 +179,7 @@ fn give(matches: &ArgMatches, text: &str) -> Result<(), Exit> {
         let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         return written.map_err(failed("writing to stdout"));
     };
-    let action = format!("writing {}", path.display());
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(SECRET_MODE);
-    let written = options.open(path).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
-    written.map_err(failed(&action))
+    write_new_secret(path, text.as_bytes())
 }
 
 fn found(disk: &dyn Disk) -> Result<RingFile, Exit> {
@@ -322,10 +311,6 @@ pub(crate) fn import(
     let place = disk.location();
     match &note {
         Some((id, _)) if *id != copy.id => {
-    let noted = note.as_ref().map_or(0, |(_, generation)| *generation);
-    let current = there.iter().max_by_key(|found| found.generation);
-    let newest = noted.max(current.map_or(0, |current| current.generation));
-    let mut ring = copy.clone();
             return Err(at("it is the key ring of another store".to_owned()));
         }
         // The note proves that such rings do not belong here.
@@ -337,6 +322,10 @@ pub(crate) fn import(
         }
         None => {}
     }
+    let noted = note.as_ref().map_or(0, |(_, generation)| *generation);
+    let current = there.iter().max_by_key(|found| found.generation);
+    let newest = noted.max(current.map_or(0, |current| current.generation));
+    let mut ring = copy.clone();
     if older {
         for found in &there {
             ring.note_numbers(found);
@@ -363,30 +352,30 @@ pub(crate) fn import(
     if let Some(keks) = keks.filter(|_| ring.keys != copy.keys) {
         let opened = keks.wrap_anew(&ring, |_, _, _| ());
         opened.map_err(|why| {
-    } else if note.is_none() {
-        ring.skip_numbers(owners_lost()).map_err(exhausted)?;
             at(format!(
                 "the ring of the directory has keys that the copy never had: {why}; with --older the copy is taken without them"
             ))
         })?;
     }
-/// A number of owners that is enough for every owner whom a copy did not see. It is random: a second import of one copy gives
-/// other numbers than the first one.
-fn owners_lost() -> u64 {
-    let mut drawn = [0; 8];
-    kek::fill(&mut drawn);
-    OWNERS_LOST + u64::from_le_bytes(drawn) % OWNERS_LOST
-}
-
     let exhausted = |why: String| at(format!("the key ring {why}"));
     if older {
         ring.pass_over(owners_lost()).map_err(exhausted)?;
         // The scope may have been another one since the copy was made.
         ring.uncover();
         ring.replaces = true;
+    } else if note.is_none() {
+        ring.skip_numbers(owners_lost()).map_err(exhausted)?;
     }
     ring.generation = ring.generation.max(newest) + 1;
     file::write(disk, &ring).map_err(failed("writing the key ring"))
+}
+
+/// A number of owners that is enough for every owner whom a copy did not see. It is random: a second import of one copy gives
+/// other numbers than the first one.
+fn owners_lost() -> u64 {
+    let mut drawn = [0; 8];
+    kek::fill(&mut drawn);
+    OWNERS_LOST + u64::from_le_bytes(drawn) % OWNERS_LOST
 }
 
 /// Whether somebody asks for a rotation.
@@ -404,10 +393,7 @@ pub(crate) fn answered(disk: &dyn Disk) -> io::Result<()> {
 
 /// A position beyond all records of a store that is served.
 pub(crate) fn end_of(segments: &[wald_storage::SegmentInfo]) -> Position {
-    use wald_storage::{BodyCipher as _, LogId, LogsExist};
-
     let ends = segments.iter().filter(|segment| segment.sorted.is_none());
-    use crate::encryption::file::COUNTER_BITS;
     let ends = ends.map(|segment| {
         segment
             .end
@@ -418,7 +404,10 @@ pub(crate) fn end_of(segments: &[wald_storage::SegmentInfo]) -> Position {
 
 #[cfg(test)]
 mod tests {
+    use wald_storage::{BodyCipher as _, LogId, LogsExist};
+
     use super::*;
+    use crate::encryption::file::COUNTER_BITS;
 
     #[test]
     fn copy_whose_keys_do_not_open_is_refused() {
@@ -449,6 +438,17 @@ mod tests {
                 keks("7"),
                 Some("was changed after it was wrapped"),
             ),
+            (&moved, keks("7"), Some("was changed after it was wrapped")),
+        ] {
+            let copy = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(copy.path(), ring.encode()).unwrap();
+            match (read_copy(copy.path(), Some(&keks)), said) {
+                (Ok(read), None) => assert_eq!(read, *ring),
+                (Err(exit), Some(said)) => assert!(exit.message.contains(said), "{}", exit.message),
+                (read, said) => panic!("{said:?}: {read:?}"),
+            }
+        }
+    }
 
     #[test]
     fn import_compares_a_copy_with_the_ring_even_without_a_note() {
@@ -546,17 +546,6 @@ mod tests {
             let number = make(&restored, 1000, LogsExist::Already);
             assert!(!given.contains(&number));
             given.push(number);
-        }
-    }
-            (&moved, keks("7"), Some("was changed after it was wrapped")),
-        ] {
-            let copy = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(copy.path(), ring.encode()).unwrap();
-            match (read_copy(copy.path(), Some(&keks)), said) {
-                (Ok(read), None) => assert_eq!(read, *ring),
-                (Err(exit), Some(said)) => assert!(exit.message.contains(said), "{}", exit.message),
-                (read, said) => panic!("{said:?}: {read:?}"),
-            }
         }
     }
 }
