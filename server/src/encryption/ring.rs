@@ -520,6 +520,14 @@ impl KeyRing {
         }
     }
 
+    /// As [`KeyRing::ended`], for several logs.
+    ///
+    /// # Errors
+    /// As [`KeyRing::ended`].
+    pub(crate) fn all_ended(&self, logs: &[(LogId, String)]) -> io::Result<()> {
+        (logs.iter()).try_for_each(|(log, _)| self.ended(&Shredding(*log)))
+    }
+
     /// Logs of this name, or this one of them, whose keys are to be destroyed: calls that were cut off. The caller must make
     /// sure that they are deleted.
     pub(crate) fn unended(&self, name: &str, id: Option<LogId>) -> Vec<Shredding> {
@@ -564,6 +572,7 @@ impl KeyRing {
 
     /// Ends what an earlier process began: the keys of logs that it deleted are destroyed. `exists`: whether a log
     /// exists; `None`: it cannot be said now, and the next start decides. Returns the names of the logs whose keys were destroyed.
+    /// With a replica the ring still names them, as after [`KeyRing::destroy`].
     ///
     /// # Errors
     /// If the ring cannot be written.
@@ -594,7 +603,7 @@ impl KeyRing {
         }
         if !gone.is_empty() {
             let ids: Vec<LogId> = gone.iter().map(|(id, _)| *id).collect();
-            self.destroy_all(&mut changes, &ids, false)?;
+            self.destroy_all(&mut changes, &ids, self.is_shared())?;
         }
         Ok(gone)
     }
@@ -610,6 +619,11 @@ impl KeyRing {
     }
 }
 
+/// Whether a key that an owner gets now encrypts all of its records: only a log's own key does, from its creation on.
+fn covers_all(owner: &KeyOwner, exist: LogsExist) -> bool {
+    matches!(owner, KeyOwner::Log(_)) && exist == LogsExist::Next
+}
+
 fn new_file(scope: EncryptionScope) -> RingFile {
     let mut id = [0; 16];
     fill(&mut id);
@@ -619,11 +633,6 @@ fn new_file(scope: EncryptionScope) -> RingFile {
         // Half of the tags are above it, for later owners of a replica.
         tag[3] >>= 1;
     }
-/// Whether a key that an owner gets now encrypts all of its records: only a log's own key does, from its creation on.
-fn covers_all(owner: &KeyOwner, exist: LogsExist) -> bool {
-    matches!(owner, KeyOwner::Log(_)) && exist == LogsExist::Next
-}
-
     let none = u64::from(u32::from_le_bytes(tag)) << COUNTER_BITS;
     RingFile {
         id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -789,6 +798,7 @@ impl BodyCipher for KeyRing {
         }
         let mut changes = self.change();
         let mut state = self.state().clone_of();
+        let scope = self.scope_of(&state);
         let mut owners: BTreeMap<KeyOwner, bool> = BTreeMap::new();
         for (id, name) in logs {
             let owner = self.owner_of(scope, *id, name);
@@ -797,7 +807,6 @@ impl BodyCipher for KeyRing {
             }
             let covers_all = covers_all(&owner, exist);
             if state.lacks(&owner, covers_all) {
-        let scope = self.scope_of(&state);
                 owners.insert(owner, covers_all);
             }
         }
