@@ -43,6 +43,17 @@ struct OwnRequests {
     appends: AtomicU64,
     others: AtomicU64,
     health: AtomicU64,
+    /// Calls that a stand-by forwards (`forward.rs`).
+    #[cfg(feature = "object")]
+    forwarded: AtomicU64,
+}
+
+#[cfg(feature = "object")]
+impl Share {
+    /// Calls of the connection that are forwarded.
+    pub(crate) fn forwarded(&self) -> &AtomicU64 {
+        &self.0.forwarded
+    }
 }
 
 impl OwnRequests {
@@ -84,6 +95,12 @@ impl GroupShare {
     /// Bytes of its appends that are under way.
     pub(crate) fn append_bytes(&self) -> u64 {
         self.own.appends.load(Ordering::Relaxed)
+    }
+
+    /// Calls of the holder that are forwarded.
+    #[cfg(feature = "object")]
+    pub(crate) fn forwarded(&self) -> &AtomicU64 {
+        &self.own.forwarded
     }
 
     fn most(&self, kind: Kind) -> u64 {

@@ -195,6 +195,8 @@ enum Unknown {
     /// There is a certificate and no token, and no principal has a name of it.
     Stranger,
     Bad,
+    /// The issuer of the token has no such key yet.
+    AbsentKey,
     /// The token is right, and the certificate beside it is not of its principal.
     Mismatch,
     Expired(Timestamp),
@@ -206,7 +208,7 @@ impl Unknown {
     fn failure(self) -> AuthFailure {
         match self {
             Self::NoCredential | Self::Stranger => AuthFailure::NoCredential,
-            Self::Bad | Self::Mismatch => AuthFailure::Bad,
+            Self::Bad | Self::AbsentKey | Self::Mismatch => AuthFailure::Bad,
             Self::Expired(_) => AuthFailure::Expired,
             Self::NoKeys => AuthFailure::NoKeys,
         }
@@ -216,7 +218,7 @@ impl Unknown {
     fn reason(self) -> &'static str {
         match self {
             Self::NoCredential | Self::Stranger => Reason::NoCredential.as_str(),
-            Self::Bad | Self::Mismatch => Reason::BadCredential.as_str(),
+            Self::Bad | Self::AbsentKey | Self::Mismatch => Reason::BadCredential.as_str(),
             Self::Expired(_) => Reason::CredentialExpired.as_str(),
             Self::NoKeys => Reason::Starting.as_str(),
         }
@@ -227,7 +229,7 @@ impl Unknown {
         match self {
             Self::NoCredential => status::no_credential(rpc.access),
             Self::Stranger => status::unknown_certificate(why.unwrap_or_default(), rpc.access),
-            Self::Bad => status::bad_credential(rpc.access),
+            Self::Bad | Self::AbsentKey => status::bad_credential(rpc.access),
             Self::Mismatch => status::credentials_differ(rpc.access),
             Self::Expired(at) => status::credential_expired(&file::show_time(at), rpc.access),
             Self::NoKeys => status::no_keys(rpc.access),
@@ -289,7 +291,14 @@ impl Authority {
             if let Some(identity) = last.find(value) {
                 return Ok(identity);
             }
-            let identity = authority.find(value, names)?;
+            let generation = authority.rules.borrow().generation;
+            let token = value.map(|value| {
+                last.token(value, generation, || authority.read_token(bearer(value)?))
+            });
+            let identity = authority.identify(SentCredentials {
+                token: token.transpose()?,
+                names: names.cloned(),
+            })?;
             last.keep(value, &identity);
             Ok(identity)
         };
@@ -340,8 +349,10 @@ impl Authority {
         let rpc = methods::of_http(ServerRight::Console);
         match self.judge(find, rpc, trail) {
             Ok(caller) => {
-                let sent = caller.identity.as_ref().map(|known| known.sent.clone());
-                let opened = sent.and_then(|sent| sessions.open(sent));
+                let opened = caller
+                    .identity
+                    .as_ref()
+                    .and_then(|known| sessions.open(&known.principal.name, known.sent.clone()));
                 let failed = || LoginRefusal::Refused(Status::internal("no random numbers"));
                 opened.ok_or_else(failed)
             }
@@ -390,6 +401,7 @@ impl Authority {
 type Judged<'r> = (&'r Arc<Principal>, Option<Timestamp>);
 
 /// A credential that does not count.
+#[derive(Clone)]
 struct RefusedCredential {
     unknown: Unknown,
     shown: ShownCredential,
@@ -453,7 +465,8 @@ impl FileAuthority {
         }
         let unknown = match fault {
             SignatureFault::NoKeys => Unknown::NoKeys,
-            SignatureFault::Bad | SignatureFault::UnknownKey => Unknown::Bad,
+            SignatureFault::Bad => Unknown::Bad,
+            SignatureFault::UnknownKey => Unknown::AbsentKey,
         };
         Err(RefusedCredential::unverified(unknown, why))
     }

@@ -8,6 +8,7 @@ pub(crate) mod keys;
 mod restore;
 mod verify;
 
+use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use wald_storage::{
 };
 
 use crate::config::Config;
+use crate::convert;
 use crate::offline::{DATA_LOSS, FAILED, IN_USE, escaped, written};
 use crate::reload::Fault;
 use crate::serve::Exit;
@@ -234,6 +236,17 @@ fn choose(shelf: &BackupShelf, id: &str) -> Result<StoredBackup, Exit> {
             }
             Err(bad) => return Err(bad),
         }
+    }
+    // Positions of two stores have no order, and a key may sign for several stores.
+    let stores: BTreeSet<u128> = kept.iter().map(|kept| kept.manifest.store_id).collect();
+    if stores.len() > 1 {
+        let stores: Vec<String> = stores.into_iter().map(convert::uuid).collect();
+        let text = format!(
+            "{} has backups of several stores: {}; name one with --backup",
+            shelf.location(),
+            stores.join(", ")
+        );
+        return Err(Exit::new(USAGE, text));
     }
     // Sorts by epoch and position before time: the store's clock may have gone back.
     kept.sort_by(|a, b| a.order().cmp(&b.order()));

@@ -86,7 +86,7 @@ pub(crate) fn router(
     let logins = Logins {
         authority,
         sessions: Arc::default(),
-        waiting: Arc::new(Semaphore::new(login::MOST_WAITING)),
+        waiting: Arc::default(),
         has_tls: config.http_tls,
         port: http.map_or(0, |address| address.port()),
     };

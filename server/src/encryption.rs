@@ -42,21 +42,24 @@ use crate::serve::Exit;
 pub(crate) use file::RingFile;
 pub(crate) use ring::{KeyRing, Shredding, TenantOf};
 
-/// The key ring that the settings ask for. `None`: records are stored plain.
+/// The key ring for a command that opens the store of a directory offline. It keeps the scope of the ring. `None`: records are
+/// stored plain.
 ///
 /// # Errors
 /// If a key or the ring is missing, wrong or damaged. Nothing was changed.
-pub(crate) fn start(
+pub(crate) fn start_offline(
     config: &Config,
     disk: &Arc<dyn Disk>,
     tenants: TenantOf,
 ) -> Result<Option<Arc<KeyRing>>, Exit> {
-    let keys = ring(config, || Ok(Arc::clone(disk)), tenants)?;
+    let keys = made(config, || Ok(Arc::clone(disk)), tenants)?;
+    let keys = keys.map(|ring| Arc::new(ring.keeping_scope()));
     check(&**disk, keys.as_deref())?;
     Ok(keys)
 }
 
-/// As [`start`], and reads no ring yet. `disk` opens the data directory, if the settings ask for encryption.
+/// The key ring that the settings ask for. It is not read yet. `disk` opens the data directory, if the settings ask for
+/// encryption. `None`: records are stored plain.
 ///
 /// # Errors
 /// If a wrapping key is missing or wrong, or the directory cannot be opened.
@@ -65,12 +68,20 @@ pub(crate) fn ring(
     disk: impl FnOnce() -> Result<Arc<dyn Disk>, Exit>,
     tenants: TenantOf,
 ) -> Result<Option<Arc<KeyRing>>, Exit> {
+    Ok(made(config, disk, tenants)?.map(Arc::new))
+}
+
+fn made(
+    config: &Config,
+    disk: impl FnOnce() -> Result<Arc<dyn Disk>, Exit>,
+    tenants: TenantOf,
+) -> Result<Option<KeyRing>, Exit> {
     let keks = kek::Keks::of(config).map_err(|why| Exit::new(Exit::CONFIG, why))?;
     let Some(keks) = keks else {
         return Ok(None);
     };
     let ring = KeyRing::new(disk()?, config.encryption_scope, keks, tenants);
-    Ok(Some(Arc::new(ring)))
+    Ok(Some(ring))
 }
 
 /// Reads the ring of the directory.
@@ -103,29 +114,35 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Pause after work that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
 
+/// Deleted logs whose keys are destroyed here, and perhaps not in the bucket yet.
+pub(crate) type DestroyedLogs = Vec<(LogId, String)>;
+
 /// Destroys the keys of deleted logs that could not be destroyed at once, and rotates the data keys when `wald key rotate` asks
-/// for it. Ends with the process.
+/// for it. `destroyed`: logs whose keys the start has destroyed. Ends with the process.
 pub(crate) async fn keep_up(
     keys: Arc<KeyRing>,
     engine: Arc<dyn LogEngine>,
     audit: Option<Arc<AuditLog>>,
+    mut destroyed: DestroyedLogs,
 ) {
     // The new keys are in force, and the command has no answer yet.
     let mut has_rotated = false;
     loop {
         let done = tokio::task::spawn_blocking({
-            let (keys, engine, audit) = (Arc::clone(&keys), Arc::clone(&engine), audit.clone());
+            let (keys, engine) = (Arc::clone(&keys), Arc::clone(&engine));
             move || {
-                let destroyed = destroy_again(&keys, audit.as_deref());
+                let destroyed = destroy_again(&keys);
                 (destroyed, rotate_when_asked(&keys, &*engine, has_rotated))
             }
         });
         // Otherwise the runtime ends.
-        let Ok((destroyed, rotated)) = done.await else {
+        let Ok((now, rotated)) = done.await else {
             return;
         };
         has_rotated = rotated == Some(true);
-        let mut is_well = destroyed && rotated.is_some();
+        let mut is_well = now.is_some() && rotated.is_some();
+        destroyed.extend(now.unwrap_or_default());
+        is_well &= end_shreddings(&keys, audit.as_deref(), &mut destroyed).await;
         if has_rotated {
             let answered = answer_rotation(&keys).await;
             has_rotated = !answered;
@@ -135,27 +152,52 @@ pub(crate) async fn keep_up(
     }
 }
 
-/// Returns false if it failed.
-fn destroy_again(keys: &KeyRing, audit: Option<&AuditLog>) -> bool {
+/// Destroys what could not be destroyed before. `None`: it failed.
+fn destroy_again(keys: &KeyRing) -> Option<DestroyedLogs> {
     match keys.destroy_again() {
         Ok(destroyed) => {
             for (log_id, log) in &destroyed {
                 tracing::warn!(log, %log_id, "the keys of this deleted log are destroyed now: an attempt before failed");
-                if let Some(audit) = audit {
-                    record_shredding(audit, *log_id, log);
-                }
             }
-            true
+            Some(destroyed)
         }
         Err(error) => {
             tracing::error!(%error, "the keys of deleted logs cannot be destroyed; it is tried again");
-            false
+            None
         }
     }
 }
 
+/// Records the erasure of these logs, once the bucket has none of their keys, either. The ring names them until then, so the
+/// next start does it if this process ends. Returns false if the bucket does not have the ring yet.
+async fn end_shreddings(
+    keys: &Arc<KeyRing>,
+    audit: Option<&AuditLog>,
+    destroyed: &mut DestroyedLogs,
+) -> bool {
+    if destroyed.is_empty() {
+        return true;
+    }
+    if let Err(error) = keys.is_stored().await {
+        tracing::error!(%error, "the keys of deleted logs are destroyed here, and the bucket still has them");
+        return false;
+    }
+    let logs = std::mem::take(destroyed);
+    if let Some(audit) = audit {
+        for (log_id, log) in &logs {
+            record_shredding(audit, *log_id, log);
+        }
+    }
+    let keys = Arc::clone(keys);
+    let ended = tokio::task::spawn_blocking(move || keys.all_ended(&logs)).await;
+    if let Ok(Err(error)) = ended {
+        tracing::warn!(%error, "keys of deleted logs are destroyed; the next start removes the names of the logs from the key ring");
+    }
+    true
+}
+
 /// Writes the end of a deletion to the audit log whose call had no answer about the keys.
-pub(crate) fn record_shredding(audit: &AuditLog, log_id: LogId, log: &str) {
+fn record_shredding(audit: &AuditLog, log_id: LogId, log: &str) {
     let details = json!({ "log": log, "log_id": log_id.get(), "shredded": true });
     audit.event("shred", details, Ok(()));
 }
@@ -284,4 +326,48 @@ pub(crate) fn to_read(config: &Config, disk: &Arc<dyn Disk>) -> Result<Option<Ci
 /// The ring, as the engine takes it.
 pub(crate) fn cipher(ring: &Arc<KeyRing>) -> Cipher {
     Cipher(Arc::clone(ring) as _)
+}
+
+#[cfg(test)]
+mod tests {
+    use wald_storage::{BodyCipher as _, LogsExist, Position, SimDisk};
+
+    use super::*;
+    use crate::config::{EncryptionScope, Layers};
+    use crate::metrics::Metrics;
+
+    #[tokio::test(start_paused = true)]
+    async fn erasure_is_recorded_once_the_bucket_has_lost_the_keys() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit");
+        let mut config = Layers::default().resolve().unwrap().config;
+        config.audit_log = path.display().to_string();
+        let audit = AuditLog::start(&config, &Metrics::new().unwrap())
+            .unwrap()
+            .unwrap();
+        let lines = || {
+            audit.finish();
+            std::fs::read_to_string(&path).unwrap_or_default()
+        };
+        let keks = kek::Keks::parse("keys".to_owned(), "7".repeat(64).as_bytes()).unwrap();
+        let disk = Arc::new(SimDisk::new());
+        let keys = KeyRing::new(disk, EncryptionScope::Log, keks, Box::new(|_| None));
+        keys.begin(Position::ZERO).unwrap();
+        let log = LogId::new(1);
+        keys.prepare(&[(log, "gone")], LogsExist::Next).unwrap();
+        // The bucket has the ring of now, and takes no other one.
+        keys.stored.send_replace(Some(*keys.generation.borrow()));
+        let _begun = keys.shred(log, "gone").unwrap();
+        let mut destroyed = keys.end_shredding(|_, _| Some(false)).unwrap();
+        assert_eq!(destroyed, [(log, "gone".to_owned())]);
+        let keys = Arc::new(keys);
+        assert!(!end_shreddings(&keys, Some(&audit), &mut destroyed).await);
+        assert!(!lines().contains("shredded"), "{}", lines());
+        // Another start would know it.
+        assert_eq!(keys.unended("gone", None).len(), 1);
+        keys.stored.send_replace(Some(*keys.generation.borrow()));
+        assert!(end_shreddings(&keys, Some(&audit), &mut destroyed).await);
+        assert!(lines().contains("\"shredded\":true"), "{}", lines());
+        assert_eq!(keys.unended("gone", None).len(), 0);
+    }
 }

@@ -11,7 +11,8 @@
 //!
 //! **Bounds**: messages of requests stay in the budgets of [`crate::admission`] until the link has them. A client that
 //! reads slowly leaves the window of its stream closed. At most [`MOST_CALLS`] calls are forwarded at a time; further
-//! ones get MOVED, as all calls do whose owner is out of reach.
+//! ones get MOVED, as all calls do whose owner is out of reach. A caller has at most as many as it leaves free
+//! ([`ForwardPlaces`]).
 //!
 //! | file | purpose |
 //! |---|---|
@@ -24,7 +25,7 @@ mod stream;
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,7 @@ use tonic::Status;
 use tonic::body::Body;
 use wald_proto::{Method, v1};
 
+use crate::admission::{GroupShare, Share};
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
 use crate::audit::ShownCredential;
 use crate::auth::Caller;
@@ -62,7 +64,9 @@ static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Maximum number of calls that are forwarded at a time. Each has a window of [`link::STREAM_WINDOW`] bytes.
-const MOST_CALLS: usize = 1024;
+const MOST_CALLS: u64 = 1024;
+/// Places that sessions and scans leave to calls of one answer, which are soon over.
+const FOR_ONE_ANSWER: u64 = MOST_CALLS / 8;
 
 /// Knows the owner of the store, and the way to it.
 pub(crate) struct Forwarder {
@@ -70,7 +74,7 @@ pub(crate) struct Forwarder {
     /// `None`: plaintext.
     tls: Option<Arc<PeerTls>>,
     metrics: ForwardMetrics,
-    calls: AtomicUsize,
+    places: Arc<ForwardPlaces>,
     /// `None`: the owner is never asked whether it is there.
     keepalive_interval: Option<Duration>,
     keepalive_timeout: Duration,
@@ -86,12 +90,55 @@ pub(crate) enum CallRoute {
     Refused(Status),
 }
 
+/// Counts the calls that are forwarded. A tenant, a principal without one, or a connection without either may have as
+/// many as it leaves free: sessions and scans last as long as their callers want, and one caller must not keep all
+/// others from the owner.
+#[derive(Default)]
+struct ForwardPlaces(AtomicU64);
+
+/// The caller of a forwarded call.
+struct ForwardHolder {
+    connection: Share,
+    /// `None` without `auth_file`.
+    group: Option<Arc<GroupShare>>,
+}
+
+impl ForwardHolder {
+    fn calls(&self) -> &AtomicU64 {
+        match &self.group {
+            Some(group) => group.forwarded(),
+            None => self.connection.forwarded(),
+        }
+    }
+}
+
 /// A place among the calls that are forwarded.
-struct ForwardSlot(Arc<Forwarder>);
+struct ForwardSlot {
+    places: Arc<ForwardPlaces>,
+    holder: ForwardHolder,
+}
+
+impl ForwardPlaces {
+    /// A place for one more call, if there is one.
+    fn take(self: &Arc<Self>, holder: ForwardHolder, is_stream: bool) -> Option<ForwardSlot> {
+        let own = holder.calls().fetch_add(1, Ordering::Relaxed) + 1;
+        let all = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+        let slot = ForwardSlot {
+            places: Arc::clone(self),
+            holder,
+        };
+        let most = match is_stream {
+            true => MOST_CALLS - FOR_ONE_ANSWER,
+            false => MOST_CALLS,
+        };
+        (own + all <= most || (own == 1 && all <= most)).then_some(slot)
+    }
+}
 
 impl Drop for ForwardSlot {
     fn drop(&mut self) {
-        self.0.calls.fetch_sub(1, Ordering::Relaxed);
+        self.holder.calls().fetch_sub(1, Ordering::Relaxed);
+        self.places.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -116,7 +163,7 @@ impl Forwarder {
             node: Arc::clone(node),
             tls: tls.map(Arc::new),
             metrics,
-            calls: AtomicUsize::new(0),
+            places: Arc::default(),
             keepalive_interval: bound(config.keepalive_interval),
             keepalive_timeout: config.keepalive_timeout,
         })))
@@ -159,16 +206,14 @@ impl Forwarder {
         let owner = owner.filter(|owner| !owner.endpoint.is_empty());
         owner.map_or(CallRoute::Here, CallRoute::Owner)
     }
-
-    /// A place for one more call, if there is one.
-    fn slot(self: &Arc<Self>) -> Option<ForwardSlot> {
-        let open = self.calls.fetch_add(1, Ordering::Relaxed);
-        let slot = ForwardSlot(Arc::clone(self));
-        (open < MOST_CALLS).then_some(slot)
-    }
 }
 
 impl ForwardPool {
+    /// Whether a stand-by has forwarded the call of this head.
+    pub(crate) fn is_forwarded(&self, headers: &HeaderMap) -> bool {
+        headers.contains_key(&FORWARDED)
+    }
+
     /// Decides which node answers a call with this head.
     pub(crate) fn route(&self, rpc: Rpc, headers: &HeaderMap, caller: &Caller) -> CallRoute {
         self.forwarder.route(rpc, headers, caller)
@@ -180,13 +225,15 @@ impl ForwardPool {
         owner: StoreOwner,
         mut request: Request<RequestBody>,
         rpc: Rpc,
+        (connection, group): (Share, Option<Arc<GroupShare>>),
         here: impl FnOnce(Request<RequestBody>) -> HttpAnswer + Send + 'static,
     ) -> HttpAnswer {
         let pool = Arc::clone(self);
+        let holder = ForwardHolder { connection, group };
         Box::pin(async move {
             let answer = match pool.may_answer(&mut request, rpc).await {
                 Ok(true) => return here(request).await,
-                Ok(false) => Box::pin(pool.call(owner, request, rpc)).await,
+                Ok(false) => Box::pin(pool.call(owner, request, rpc, holder)).await,
                 Err(status) => Err(status),
             };
             Ok(answer.unwrap_or_else(Status::into_http))
@@ -223,6 +270,7 @@ impl ForwardPool {
         owner: StoreOwner,
         request: Request<RequestBody>,
         rpc: Rpc,
+        holder: ForwardHolder,
     ) -> Result<Response<Body>, Status> {
         let access = rpc.access;
         let (mut head, body) = request.into_parts();
@@ -238,7 +286,9 @@ impl ForwardPool {
             RequestBody::Unbounded(_) => return Err(status::unknown_method(head.uri.path())),
         };
         let mut counted = self.forwarder.metrics.begin(rpc);
-        let Some(slot) = self.forwarder.slot() else {
+        let is_scan = rpc.name == methods::of(Method::Scan).name;
+        let slot = self.forwarder.places.take(holder, is_session || is_scan);
+        let Some(slot) = slot else {
             counted.ended(ForwardResult::Unreachable);
             return Err(unforwarded(access, &owner));
         };
@@ -290,7 +340,6 @@ impl ForwardPool {
                 None => Ok(Response::from_parts(parts, Body::empty())),
             };
         }
-        let is_scan = rpc.name == methods::of(Method::Scan).name;
         let ends_at_drain = is_session || is_scan;
         let phase = ends_at_drain.then(|| self.forwarder.node.phase.clone());
         let body = ForwardedAnswer::new(
@@ -410,6 +459,42 @@ fn left(at: Instant) -> HeaderValue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Places that a new caller of this group, or of a connection of its own, gets one after the other.
+    fn taken(
+        places: &Arc<ForwardPlaces>,
+        group: Option<&Arc<GroupShare>>,
+        is_stream: bool,
+    ) -> Vec<ForwardSlot> {
+        let connection = Share::default();
+        let holder = || ForwardHolder {
+            connection: connection.clone(),
+            group: group.cloned(),
+        };
+        std::iter::from_fn(|| places.take(holder(), is_stream)).collect()
+    }
+
+    #[test]
+    fn caller_with_idle_sessions_leaves_places_for_others() {
+        let places = Arc::default();
+        let group = |name: &str| Arc::new(GroupShare::new(name.to_owned()));
+        let greedy = group("tenant a");
+        let sessions = taken(&places, Some(&greedy), true);
+        assert_eq!(sessions.len() as u64, (MOST_CALLS - FOR_ONE_ANSWER) / 2);
+        // Another connection of the tenant gets no more.
+        assert!(taken(&places, Some(&greedy), true).is_empty());
+        let other = taken(&places, Some(&group("tenant b")), true);
+        assert_eq!(other.len(), sessions.len() / 2);
+        let open: Vec<_> = (0..MOST_CALLS)
+            .map(|_| taken(&places, None, true))
+            .collect();
+        let all = sessions.len() + other.len() + open.iter().flatten().count();
+        assert_eq!(all as u64, MOST_CALLS - FOR_ONE_ANSWER);
+        assert!(taken(&places, None, true).is_empty());
+        assert!(!taken(&places, None, false).is_empty());
+        drop((sessions, other, open));
+        assert_eq!(taken(&places, None, false).len() as u64, MOST_CALLS / 2);
+    }
 
     #[test]
     fn time_that_is_left_has_at_most_eight_digits_and_is_never_longer() {

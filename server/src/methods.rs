@@ -87,6 +87,14 @@ impl Rpc {
     pub(crate) fn is_small_change(self) -> bool {
         self.class == Class::Other && self.access == Access::Write
     }
+
+    /// Whether it is a change with one answer. It goes on without its client, because the engine would apply it anyway,
+    /// and the audit log has its real end.
+    pub(crate) fn goes_on(self) -> bool {
+        let is_one = self.access == Access::Write && self.class != Class::AppendSession;
+        // A sync changes nothing, and may wait for a bucket that is down.
+        is_one && self.name != of(Method::Sync).name
+    }
 }
 
 const fn write(class: Class, need: Need) -> Rpc {

@@ -49,7 +49,7 @@ use crate::status;
 
 pub(crate) use audit::{AuditFailure, AuditMetrics};
 pub(crate) use auth::{AuthFailure, AuthMetrics, FileKind, ReloadMetrics};
-pub(crate) use calls::{CallBody, CallCounter, CallFuture, RequestHead};
+pub(crate) use calls::{CallBody, CallCounter, CallFuture, RequestHead, code_in, code_name};
 pub(crate) use deadline::Deadline;
 #[cfg(test)]
 pub(crate) use deadline::MalformedTimeout;

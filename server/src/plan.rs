@@ -19,7 +19,8 @@ use crate::config::{Config, LEAST_HTTP_CONNECTIONS};
 use crate::serve::Exit;
 use crate::tls::CONNECTION_BYTES as TLS_BYTES;
 use crate::transport::{
-    ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, ALL_WINDOWS_BYTES, LEAST_WINDOW, SHORT_QUEUE_BYTES,
+    ALL_FAREWELLS_BYTES, ALL_FREE_CALLS_BYTES, ALL_QUEUES_BYTES, ALL_WINDOWS_BYTES,
+    FREE_CALL_BYTES, LEAST_WINDOW, SHORT_QUEUE_BYTES,
 };
 pub(crate) use host::Host;
 
@@ -38,9 +39,21 @@ pub(crate) const LINKS_OF_LOOP: usize = 8;
 /// Descriptors of the replica: its runtime, connections to the bucket, and links of the HTTP port to the owner.
 const OF_REPLICA: u64 = PER_RUNTIME + 32 + LINKS_OF_LOOP as u64;
 
-/// Memory of the replica, bytes: 200 MiB of rows, a part of the journal of 8 MiB, files on their way of 40 MiB.
+/// Memory of the replica without the part that is on its way, bytes: 192 MiB of rows, files on their way of 40 MiB.
 /// A stand-by has no rows, but the windows of forwarded calls: 64 MiB.
-const REPLICA_BYTES: u64 = 248 << 20;
+const REPLICA_BYTES: u64 = 232 << 20;
+
+/// Least size of the largest part of the journal that is stored at once, bytes.
+const REPLICA_PART_BYTES: u64 = 8 << 20;
+
+/// Memory of the replica, bytes. The part that is on its way is there twice: as it is, and as an object of the bucket. It may be
+/// one large group.
+fn replica_bytes(config: &Config) -> u64 {
+    let storage = config.storage();
+    let group = config.max_batch_bytes.0 + config.buffer_bytes.0;
+    let part = group.min(storage.largest_batch()).max(REPLICA_PART_BYTES);
+    REPLICA_BYTES + 2 * part
+}
 
 /// Both ports, the two ends of the signal pipe, a socket that is accepted and waits for a permit, a
 /// trace collector.
@@ -60,9 +73,12 @@ const PROCESS_BYTES: u64 = 48 << 20;
 const ENGINE_BYTES: u64 = 67 << 20;
 
 /// Memory of one connection: buffers and HTTP/2 state, the least window of data that it may send ahead,
-/// answers that wait for its socket, and two calls.
-const CONNECTION_BYTES: u64 =
-    (24 << 10) + LEAST_WINDOW as u64 + SHORT_QUEUE_BYTES as u64 + CALLS_OF_CONNECTION * CALL_BYTES;
+/// answers that wait for its socket, two calls, and one for which nobody needs a credential.
+const CONNECTION_BYTES: u64 = (24 << 10)
+    + LEAST_WINDOW as u64
+    + SHORT_QUEUE_BYTES as u64
+    + CALLS_OF_CONNECTION * CALL_BYTES
+    + FREE_CALL_BYTES;
 const HTTP_CONNECTION_BYTES: u64 = 40 << 10;
 
 /// Memory of connections, bytes: one of gRPC, one of HTTP.
@@ -301,9 +317,10 @@ fn fit_memory(config: &mut Config, host: &Host) -> Result<Option<String>, Exit> 
         + ALL_WINDOWS_BYTES
         + ALL_QUEUES_BYTES
         + ALL_FAREWELLS_BYTES
+        + ALL_FREE_CALLS_BYTES
         + config.max_inflight_bytes.0
         + config.buffer_bytes.0
-        + of_replica(config, REPLICA_BYTES);
+        + of_replica(config, replica_bytes(config));
     let mut connections = config.max_connections as u64;
     let mut http = config.http_max_connections as u64;
     // Beyond those that each connection has.

@@ -27,6 +27,13 @@ const EVERY: Duration = Duration::from_secs(10);
 /// Pause before a second read after a fault: a writer may have replaced one file of two.
 const SECOND_READ: Duration = Duration::from_millis(200);
 
+/// Time for which changed contents must stay before they come into force: the file may be half written. After it the
+/// connections of a refused client have [`crate::tls::REFUSED_GRACE`], together less than 1 second.
+const UNCHANGED_FOR: Duration = Duration::from_millis(100);
+
+/// Maximum number of reads of files that change all the time.
+const MOST_READS: usize = 10;
+
 /// The fault of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -232,12 +239,30 @@ impl<F: ReloadedFiles> Reloader<F> {
         audit.event("reload", details, result);
     }
 
+    /// The contents if they have changed and stay so for a moment. A program that writes a file in place leaves it empty
+    /// or cut off meanwhile, and a part of it may be a good file.
+    fn read_changed(&self) -> Result<Option<F::Contents>, Fault> {
+        let mut contents = self.files.read()?;
+        for _ in 0..MOST_READS {
+            if contents == self.contents {
+                return Ok(None);
+            }
+            std::thread::sleep(UNCHANGED_FOR);
+            let again = self.files.read()?;
+            if again == contents {
+                return Ok(Some(contents));
+            }
+            contents = again;
+        }
+        // The next look finds them.
+        Ok(None)
+    }
+
     /// Puts the files in force if they have changed. Returns whether they have.
     fn try_reload(&mut self) -> Result<bool, Fault> {
-        let contents = self.files.read()?;
-        if contents == self.contents {
+        let Some(contents) = self.read_changed()? else {
             return Ok(false);
-        }
+        };
         self.files.put_in_force(&contents, &self.contents)?;
         self.contents = contents;
         Ok(true)
@@ -310,7 +335,58 @@ impl ReloadThread {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    /// A file with these contents, one after the other. The last one stays.
+    struct WrittenInPlace {
+        contents: RefCell<Vec<&'static str>>,
+        in_force: Vec<&'static str>,
+    }
+
+    impl ReloadedFiles for WrittenInPlace {
+        const KIND: FileKind = FileKind::Auth;
+        type Contents = &'static str;
+
+        fn read(&self) -> Result<&'static str, Fault> {
+            let mut contents = self.contents.borrow_mut();
+            Ok(match contents.len() {
+                1 => contents[0],
+                _ => contents.remove(0),
+            })
+        }
+
+        fn digests(&self, _: &&'static str) -> Vec<(Cow<'static, str>, String)> {
+            Vec::new()
+        }
+
+        fn put_in_force(&mut self, contents: &&'static str, _: &&'static str) -> Result<(), Fault> {
+            self.in_force.push(contents);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn file_that_is_written_in_place_comes_into_force_whole() {
+        let metrics = crate::metrics::Metrics::new().unwrap().reloads;
+        for (reads, in_force) in [
+            (vec!["", "a", "ab", "ab"], vec!["ab"]),
+            (vec!["", "old"], vec![]),
+            (vec!["", "ab", "old"], vec![]),
+        ] {
+            let begin = || {
+                let files = WrittenInPlace {
+                    contents: RefCell::new(reads.clone()),
+                    in_force: Vec::new(),
+                };
+                Ok((files, "old"))
+            };
+            let mut reloader = Reloader::start(&metrics, begin).unwrap();
+            reloader.reload();
+            assert_eq!(reloader.files.in_force, in_force, "{reads:?}");
+        }
+    }
 
     #[test]
     fn buffer_of_a_key_file_never_moves() {

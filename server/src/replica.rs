@@ -212,7 +212,7 @@ impl ReplicaStart {
             cluster: Arc::clone(&start.cluster),
         });
         if fetches {
-            start.fetch(config, 0, false)?;
+            start.fetch(config, false)?;
         } else if config.stand_by {
             start.stand_by(config, facts)?;
         }
@@ -235,9 +235,9 @@ impl ReplicaStart {
         settled.map_err(|why| Exit::new(Exit::CONFIG, why))
     }
 
-    /// Takes the store over, and fetches it into the empty directory, which keeps content of this many bytes already.
-    /// `is_copied`: it keeps all content, and has read the rows before.
-    fn fetch(&mut self, config: &Config, kept_bytes: u64, is_copied: bool) -> Result<(), Exit> {
+    /// Takes the store over, and fetches it into the empty directory, which may keep content already. `is_copied`: it keeps all
+    /// content, and has read the rows before.
+    fn fetch(&mut self, config: &Config, is_copied: bool) -> Result<(), Exit> {
         let (bucket, runtime) = (&self.remote.bucket, &self.remote.runtime);
         let place = bucket.place();
         let unfetched = |error: FetchError| Exit::new(fetch_code(&error), error.to_string());
@@ -247,7 +247,7 @@ impl ReplicaStart {
             let seen = Fetch::begin_with_kept(&self.remote, config, &self.directory, None);
             let mut seen = seen.map_err(unfetched)?;
             seen.may_restore(&self.directory).map_err(unfetched)?;
-            let missing_bytes = seen.bytes().saturating_sub(kept_bytes);
+            let missing_bytes = seen.make_room(&self.directory).map_err(unfetched)?;
             host::check_fetch(config, &self.directory, missing_bytes)?;
         }
         keys::check(&self.remote, config, self.keys.as_ref())?;

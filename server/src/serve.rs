@@ -479,11 +479,6 @@ impl Server {
         auth::keep_quotas(&authority, &engine)
             .await
             .map_err(wrong)?;
-        if let Some(audit) = &audit {
-            for (log_id, log) in &opened.shredded {
-                encryption::record_shredding(audit, *log_id, log);
-            }
-        }
         node.metrics.recovered(&opened.report);
         let _ = node.store.set(OpenStore {
             engine: Engine::new(Arc::clone(&engine)),
@@ -496,6 +491,7 @@ impl Server {
                 Arc::clone(keys),
                 Arc::clone(&engine),
                 audit.clone(),
+                std::mem::take(&mut opened.shredded),
             ));
             let file = encryption::key_file(config, keys, &node.metrics.reloads, audit.as_ref())?;
             if let Some(file) = file {

@@ -315,14 +315,14 @@ pub(crate) fn calls_busy(calls: &TooManyCalls) -> Status {
     )
 }
 
-/// Too many streams of health are open.
-pub(crate) fn watches_busy(watches: &TooManyCalls) -> Status {
-    let TooManyCalls { open, own, limit } = watches;
+/// Too many calls are open for which nobody needs a credential.
+pub(crate) fn free_calls_busy(calls: &TooManyCalls) -> Status {
+    let TooManyCalls { open, own, limit } = calls;
     too_many(
-        watches,
+        calls,
         format!(
-            "{open} streams of grpc.health.v1.Health/Watch are open, {own} of them on this connection; the limit is \
-             {limit}; end some, or call Check"
+            "{open} calls of grpc.health.v1.Health are open, {own} of them on this connection, which may have as many as are \
+             free for others; the limit is {limit}; end some, or call over another connection"
         ),
     )
 }

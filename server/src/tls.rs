@@ -5,7 +5,7 @@
 //!                                                       │ a fault: the old state stays,
 //!                                                       ▼ a log line and a metric
 //! connection: ClientHello ─▶ a turn (8 at a time on an event loop) ─▶ handshake with the state in force
-//!             open, with a client certificate: verified again with each new CA and CRL
+//!             open, with a client certificate: verified again with each new CA and CRL, and when it expires
 //! ```
 //!
 //! | file | purpose |
@@ -33,11 +33,13 @@ mod roots;
 mod stream;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
+use x509_cert::Certificate;
+use x509_cert::der::Decode as _;
 
 use crate::auth::CertNames;
 use clients::ClientVerifier;
@@ -56,9 +58,12 @@ pub(crate) const HANDSHAKE_RECORD: u8 = 22;
 /// and [`stream::UNSENT_BYTES`].
 pub(crate) const CONNECTION_BYTES: u64 = 112 << 10;
 
-/// Time that a connection has to end after a new CA or CRL refused the certificate of its client. With the verification
-/// of all open connections it is below 1 second.
-pub(crate) const REFUSED_GRACE: Duration = Duration::from_millis(800);
+/// Time that a connection has to end after the certificate of its client has expired, or a new CA or CRL refused it. With
+/// the second read of the files and the verification of all open connections it is below 1 second.
+pub(crate) const REFUSED_GRACE: Duration = Duration::from_millis(700);
+
+/// Longest wait before the expiry of a client certificate is looked at again: the system's clock can jump.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 /// Terms of new handshakes, made of the files that passed the last check.
 pub(crate) struct TlsState {
@@ -104,22 +109,42 @@ impl CertificateWatch {
         self.chain.first().map(CertNames::of).unwrap_or_default()
     }
 
-    /// Resolves when a new CA or CRL refuses the certificate, with the reason.
+    /// Resolves when the certificate is no longer accepted, with the reason: it has expired, or a new CA or CRL refuses it.
     pub(crate) async fn refused(mut self) -> rustls::Error {
+        let mut expiry = self.next_expiry();
         loop {
             let state = Arc::clone(&self.state.borrow_and_update());
-            if state.generation != self.generation {
+            let has_expired = expiry.is_some_and(|at| at <= SystemTime::now());
+            if state.generation != self.generation || has_expired {
                 self.generation = state.generation;
                 if let Some(clients) = &state.clients
                     && let Err(error) = clients.verify(&self.chain)
                 {
                     return error;
                 }
+                // The client may have sent a certificate that nobody needs.
+                expiry = self.next_expiry();
             }
+            let left = expiry.map_or(LOOK_AGAIN, |at| {
+                let left = at.duration_since(SystemTime::now());
+                left.unwrap_or_default().min(LOOK_AGAIN)
+            });
             // The sender goes only when the process ends.
-            if self.state.changed().await.is_err() {
+            if let Ok(Err(_)) = tokio::time::timeout(left, self.state.changed()).await {
                 std::future::pending::<()>().await;
             }
         }
+    }
+
+    /// The first moment from now on at which a certificate of the chain is no longer valid.
+    fn next_expiry(&self) -> Option<SystemTime> {
+        let now = SystemTime::now();
+        let expires = self.chain.iter().filter_map(|der| {
+            let parsed = Certificate::from_der(der).ok()?;
+            let last = parsed.tbs_certificate.validity.not_after.to_system_time();
+            // It is valid for all of its last second.
+            Some(last + Duration::from_secs(1)).filter(|at| *at > now)
+        });
+        expires.min()
     }
 }

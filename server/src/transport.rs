@@ -66,7 +66,8 @@ pub(crate) use patience::AT_DRAIN;
 pub(crate) use patience::{Hurry, Patience};
 use peer::OpenConnection;
 pub(crate) use peer::{
-    ALL_FAREWELLS_BYTES, ALL_QUEUES_BYTES, Connections, Peer, SHORT_QUEUE_BYTES,
+    ALL_FAREWELLS_BYTES, ALL_FREE_CALLS_BYTES, ALL_QUEUES_BYTES, Connections, FREE_CALL_BYTES,
+    Peer, SHORT_QUEUE_BYTES,
 };
 use routes::ConnectionCalls;
 pub(crate) use routes::{Calls, HttpAnswer, HttpResult, HttpUrl, Routes, Serve};

@@ -11,6 +11,9 @@ fn main() -> std::io::Result<()> {
     for (name, seed) in wald_storage::fuzzing::backup_seeds() {
         seeds.push(("backup", name, seed));
     }
+    for (name, seed) in wald_storage::fuzzing::cursor_seeds() {
+        seeds.push(("cursor", name, seed));
+    }
     for (target, name, seed) in &seeds {
         std::fs::create_dir_all(corpus.join(target))?;
         std::fs::write(corpus.join(target).join(name), seed)?;

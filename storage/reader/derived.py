@@ -80,7 +80,8 @@ def stood(log, with_chain, since=0):
         batches = [batch for batch in known.batches if batch[4] >= since]
         if batches:
             found["producers"][name] = (known.epoch, known.next, known.next - len(batches), batches)
-    found["gone"] = {name: epoch for name, (epoch, position) in log.gone.items() if position >= since}
+    gone = log.gone if with_chain else {**log.replaced, **log.gone}
+    found["gone"] = {name: epoch for name, (epoch, position) in gone.items() if position >= since}
     return found
 
 

@@ -54,6 +54,8 @@ class Log:
     gone: dict = field(default_factory=dict)
     # The epoch that unknown producers begin with.
     first_epoch: int = 0
+    # Forgotten producers that this epoch stands for: the index of the segment where they were forgotten lists them.
+    replaced: dict = field(default_factory=dict)
     batches: list = field(default_factory=list)
     quarantined: list = field(default_factory=list)
     # Up to this position what was found of its records proves its tail.

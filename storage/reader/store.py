@@ -500,12 +500,13 @@ class Store:
                 log.gone[xxhash.xxh3_64_digest(name)[::-1]] = (epoch, frame.position)
             elif number == 2 and value > log.first_epoch:
                 log.first_epoch = value
+                log.replaced.update({name: told for name, told in log.gone.items() if told[0] < value})
                 log.gone = {name: told for name, told in log.gone.items() if told[0] >= value}
 
     @staticmethod
     def delete(log):
         log.deleted, log.stored = True, 0
-        log.cursors, log.producers, log.epoch, log.gone, log.first_epoch = {}, {}, 0, {}, 0
+        log.cursors, log.producers, log.epoch, log.gone, log.replaced, log.first_epoch = {}, {}, 0, {}, {}, 0
 
     def damaged(self, segment, told, name):
         """A frame that is damaged, by its header or by a directory."""
@@ -561,7 +562,7 @@ class Store:
                     "trimmed", "deleted", "config", "created_in", "epoch", "cursors"):
             setattr(log, key, image[key])
         if image["deleted"]:
-            log.producers, log.gone, log.first_epoch = {}, {}, 0
+            log.producers, log.gone, log.replaced, log.first_epoch = {}, {}, {}, 0
         log.first_epoch = max(log.first_epoch, image["first_epoch"])
         # An image holds the changes since some position, or all batches. Known batches may come again.
         for name, epoch in image["gone"].items():

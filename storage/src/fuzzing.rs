@@ -1,10 +1,11 @@
-//! Functions for the fuzz targets of `storage/fuzz`: all code that reads bytes of a data directory, with
-//! conditions that must hold for any bytes. The functions make checksums valid, or no mutation would pass them;
-//! each target describes its method.
+//! Functions for the fuzz targets of `storage/fuzz`: all code that reads bytes of a data directory or cursors of
+//! clients, with conditions that must hold for any bytes. The functions make checksums valid, or no mutation would
+//! pass them; each target describes its method.
 //!
 //! Every function takes an input as the fuzzer mutates it, and panics if a condition does not hold.
 
 mod backup;
+mod cursor;
 mod frames;
 mod recovery;
 mod tables;
@@ -12,6 +13,7 @@ mod tables;
 use arbitrary::Unstructured;
 
 pub use backup::{backup, backup_seeds};
+pub use cursor::{cursor, cursor_seeds};
 pub use frames::{body, frame};
 pub use recovery::{recovery, recovery_seeds};
 pub use tables::{checkpoint, index, table_seeds};

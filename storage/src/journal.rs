@@ -95,6 +95,10 @@ pub(crate) struct Journal {
     pub(crate) prefixes: Arc<Prefixes>,
     /// Readers that wait for a log to be created.
     watch: Watch,
+    /// End of the newest written group that created a log; at first, of the journal before.
+    newest_creation: AtomicU64,
+    /// For each level of publication, the newest creation that its readers were woken for.
+    creations_shown: [AtomicU64; 3],
     /// Tasks that must learn of a failure or of the drain.
     pub(crate) stopping: Arc<Stopping>,
 }
@@ -175,6 +179,8 @@ impl Journal {
             buffered: AtomicU64::new(0),
             prefixes: Arc::new(Prefixes::new(end)),
             watch: Watch::default(),
+            newest_creation: AtomicU64::new(end.get()),
+            creations_shown: Default::default(),
             stopping: Arc::default(),
         }
     }
@@ -303,12 +309,14 @@ impl Journal {
     }
 
     /// Publishes `bytes` from `start` on, which the operating system has taken, to the readers of the
-    /// logs touched. `records`: their number in these bytes. `scheduled`: a flush is due within the sync interval without a request.
+    /// logs touched. `records`: their number in these bytes. `creates`: the bytes create a log. `scheduled`: a flush is due
+    /// within the sync interval without a request.
     pub(crate) fn publish_written(
         &self,
         start: Position,
         bytes: u64,
         (touched, records): (Vec<Arc<Log>>, u64),
+        creates: bool,
         scheduled: bool,
     ) {
         let now = self.clock.monotonic();
@@ -320,6 +328,9 @@ impl Journal {
         // The group enters before it is published: a flush that covers it must find its readers.
         let group = (end, touched.clone());
         self.waiting.lock().written(group, bytes, scheduled, now);
+        if creates {
+            self.newest_creation.store(end.get(), Ordering::SeqCst);
+        }
         self.written.store(end.get(), Ordering::SeqCst);
         self.wake_at(Visibility::Written, &touched);
     }
@@ -330,7 +341,27 @@ impl Journal {
             log.watch().wake_at(visibility);
         }
         self.prefixes.wake_at(visibility, touched);
+        self.show_creations(visibility);
+    }
+
+    /// Wakes readers that wait for a log to be created, if one was created. There may be many of them, so other groups
+    /// wake none.
+    fn show_creations(&self, visibility: Visibility) {
+        let shown = match visibility {
+            Visibility::Replicated => &self.creations_shown[2],
+            Visibility::Durable => &self.creations_shown[1],
+            Visibility::Written | Visibility::Accepted => &self.creations_shown[0],
+        };
+        let newest = self.newest_creation.load(Ordering::SeqCst);
+        if newest <= shown.load(Ordering::SeqCst) {
+            return;
+        }
+        // Read before the readers wake: those that begin to wait later see this much.
+        let published = self.published(visibility).get();
         self.watch.wake_at(visibility);
+        if newest <= published {
+            shown.fetch_max(newest, Ordering::SeqCst);
+        }
     }
 
     /// Notes a trim, which takes effect when its frame, ending at `end`, is on the device.

@@ -707,10 +707,16 @@ impl Log {
     pub(crate) fn info(&self, tail_lsn: Lsn, durable: Position, published: Position) -> LogInfo {
         let state = self.state.read();
         let seen = published.min(durable);
+        let extras = state.extras.as_deref();
+        let settings = extras.and_then(|extras| extras.settings_at(published));
+        let (config, update_time) = match settings {
+            Some((config, update_time)) => (config, *update_time),
+            None => (&state.config, state.update_time),
+        };
         LogInfo {
             name: self.name.clone(),
             log_id: self.id,
-            config: Arc::clone(&state.config),
+            config: Arc::clone(config),
             first_lsn: state.kept(seen).first,
             expired: state.kept(seen).expired,
             tail_lsn,
@@ -722,7 +728,7 @@ impl Log {
                 .map_or(0, |extras| *extras.writer_epoch.at(published)),
             stored_bytes: state.kept_bytes(),
             create_time: state.create_time,
-            update_time: state.update_time,
+            update_time,
             first_producer_epoch: state
                 .extras
                 .as_deref()

@@ -20,6 +20,7 @@ mod digests;
 mod encryption;
 mod exactly_once;
 mod faults;
+mod forged_cursors;
 mod forgetting;
 mod full_disk;
 mod histories;

@@ -84,7 +84,7 @@ def life(cluster, directory):
     """Upgrades an older version to this one, and uninstalls it."""
     older, current = packaged(directory, "0.0.1"), packaged(directory, "0.0.2")
     switches = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true"
-    never_ready(cluster, older, current)
+    never_ready(cluster, directory, older, current)
     succeeded(cluster, "helm install --wait", "install", "wald", older, "--wait", "--timeout", "2m", "--set", switches)
     before, kept = cluster.get(APPS), claim(cluster)
     expect("the pod is ready, its claim is bound", before["status"].get("readyReplicas") == 1 and kept["status"]["phase"] == "Bound")
@@ -132,12 +132,24 @@ def life(cluster, directory):
     end(cluster, current, kept)
 
 
-def never_ready(cluster, older, current):
+def never_ready(cluster, directory, older, current):
     """The first upgrade of a release whose pod never ran: it has no store yet."""
     succeeded(cluster, "a release without a pod", "install", "early", older, "--set", "replicaCount=0")
     done = cluster.helm("upgrade", "early", current, "--reuse-values", "--dry-run=server")
     expect("its first upgrade may still make a store", done.returncode == 0 and "wald.toml: |" in said(done) and "create_store" not in said(done),
            said(done)[-300:] if done.returncode else "")
+
+    def without_the_hour(chart):
+        path = chart / "templates" / "_helpers.tpl"
+        text = path.read_text()
+        assert '"-1h"' in text
+        path.write_text(text.replace('"-1h"', '"1h"'))
+
+    # A pod that is not ready now may have been ready for weeks.
+    later = packaged(directory, "0.0.4", without_the_hour)
+    done = cluster.helm("upgrade", "early", later, "--reuse-values", "--dry-run=server")
+    expect("after an hour a volume without a store is refused", done.returncode == 0 and "create_store = false" in said(done)
+           and "config.create_store=true" in said(done), said(done)[-300:] if done.returncode else "")
     succeeded(cluster, "it goes", "uninstall", "early", "--wait")
 
 

@@ -1,4 +1,4 @@
-"""Fuzzes the readers of foreign bytes: files of a data directory, requests, configuration.
+"""Fuzzes the readers of foreign bytes: files of a data directory, scan cursors, requests, configuration.
 
 Builds the targets of storage/fuzz and server/fuzz with libFuzzer and AddressSanitizer (a stable
 compiler does, by RUSTC_BOOTSTRAP). Runs each from its corpus, for WALD_FUZZ_SECONDS (8) or
@@ -12,7 +12,7 @@ from common import *
 
 BUILD = TARGET / "fuzz"
 TARGETS = {
-    "storage": ["frame", "body", "checkpoint", "index", "recovery", "backup"],
+    "storage": ["frame", "body", "checkpoint", "index", "recovery", "backup", "cursor"],
     "server": ["request", "config", "manifest"],
 }
 SECONDS = os.environ.get("WALD_FUZZ_SECONDS", "8")

@@ -24,7 +24,7 @@ FIRE = {
 }
 # No daemon here has these faults. Their alerts fire in the tests of grafana/alerts; here their metrics must exist.
 UNSEEN = {"WaldUnattributedLoss", "WaldHeldBack", "WaldClockAhead", "WaldUnreadable", "WaldIndexingFailed", "WaldArchiveFails", "WaldBackupOld", "WaldCursorHolds", "WaldAcceptsWait",
-          "WaldCertificateExpires", "WaldCertificateExpiresSoon", "WaldReloadFails", "WaldCredentialsFail", "WaldRequestsDenied", "WaldAuditFails", "WaldTenantNearQuota", "WaldTenantRateRefused"}
+          "WaldCertificateExpires", "WaldCertificateExpiresSoon", "WaldRevocationListOld", "WaldReloadFails", "WaldCredentialsFail", "WaldRequestsDenied", "WaldAuditFails", "WaldTenantNearQuota", "WaldTenantRateRefused"}
 # Its query compares with the day before.
 OF_DAYS = {"WaldEncryptionStuck"}
 # No daemon here has a bucket, so these have no data.

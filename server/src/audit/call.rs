@@ -11,9 +11,10 @@ use tonic_types::StatusExt as _;
 
 use super::AuditLog;
 use super::facts::CallFacts;
-use super::line::{AuditLine, DENIED, FAILED, OK, UNAUTHENTICATED, shortened};
+use super::line::{AuditLine, DENIED, FAILED, OK, UNAUTHENTICATED, UNKNOWN, shortened};
 use crate::auth::{Identity, Right, TokenId, VerifiedJwt};
 use crate::methods::{Recorded, Rpc};
+use crate::metrics::{code_in, code_name};
 
 /// The header of W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -241,8 +242,8 @@ impl RecordedCall {
         }
     }
 
-    /// The call has ended with this code, whose name is `named`, and these trailers. A refusal has its line already.
-    pub(crate) fn ended(&self, code: usize, named: &str, trailers: Option<&HeaderMap>) {
+    /// The call has ended with this code and these trailers. A refusal has its line already.
+    pub(crate) fn ended(&self, code: usize, trailers: Option<&HeaderMap>) {
         let has_begun = self.has_begun.load(Ordering::Relaxed);
         let was_denied = self.was_denied.load(Ordering::Relaxed);
         if was_denied && !has_begun {
@@ -255,14 +256,7 @@ impl RecordedCall {
             _ if was_denied && code == tonic::Code::PermissionDenied as usize => DENIED,
             _ => FAILED,
         };
-        let status = trailers
-            .filter(|_| code != 0)
-            .and_then(Status::from_header_map);
-        let info = status.and_then(|status| status.get_details_error_info());
-        let reason = match info {
-            Some(info) => Some(info.reason),
-            None => (code != 0).then(|| named.to_owned()),
-        };
+        let (reason, _) = reason_of(code, trailers);
         if outcome == FAILED && !has_begun {
             // A caller can make a call fail as often as it likes.
             let principal = self
@@ -308,6 +302,52 @@ impl RecordedCall {
             reason,
             ..caller
         });
+    }
+}
+
+/// The reason of an end with this code, and whether a change may have been applied nevertheless.
+fn reason_of(code: usize, trailers: Option<&HeaderMap>) -> (Option<String>, bool) {
+    let status = trailers
+        .filter(|_| code != 0)
+        .and_then(Status::from_header_map);
+    match status.and_then(|status| status.get_details_error_info()) {
+        Some(info) => {
+            let outcome = info.metadata.get("outcome");
+            let is_unknown = outcome.is_some_and(|outcome| outcome == "UNKNOWN");
+            (Some(info.reason), is_unknown)
+        }
+        None => ((code != 0).then(|| code_name(code).to_owned()), false),
+    }
+}
+
+/// A change under way. Its line is written at its real end, whether or not its client waits for the answer: a client
+/// that leaves early must not leave a change without a line.
+pub(crate) struct ChangeEnd(Option<Arc<RecordedCall>>);
+
+impl ChangeEnd {
+    pub(crate) fn new(call: Arc<RecordedCall>) -> Self {
+        Self(Some(call))
+    }
+
+    /// The change has this answer.
+    pub(crate) fn answered(mut self, head: &HeaderMap) {
+        if let Some(call) = self.0.take() {
+            let code = code_in(head).unwrap_or(0);
+            // It is never limited: a caller cannot bring it about.
+            if let (reason, true) = reason_of(code, Some(head)) {
+                return call.write("call", UNKNOWN, reason);
+            }
+            call.ended(code, Some(head));
+        }
+    }
+}
+
+impl Drop for ChangeEnd {
+    /// The process ends before the change does, or it has panicked.
+    fn drop(&mut self) {
+        if let Some(call) = self.0.take() {
+            call.write("call", UNKNOWN, None);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ const MOST: usize = 1024;
 const MOST_ADDRESSES: usize = 16;
 
 /// The address, or the network of an IPv6 address: its owner has all addresses of it.
-pub(super) fn network(address: IpAddr) -> IpAddr {
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let [a, b, c, d, ..] = address.segments();

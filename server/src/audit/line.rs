@@ -13,6 +13,8 @@ const TEXT_CHARS: usize = 1024;
 /// Outcomes of calls.
 pub(super) const OK: &str = "ok";
 pub(super) const FAILED: &str = "failed";
+/// The change may have been applied.
+pub(super) const UNKNOWN: &str = "unknown";
 pub(super) const DENIED: &str = "denied";
 pub(super) const UNAUTHENTICATED: &str = "unauthenticated";
 

@@ -199,6 +199,7 @@ pub(super) fn check(text: &str, earlier: &Earlier<'_>) -> Result<CheckedFile, St
     })?;
     let mut checked = CheckedFile {
         rules: FileRules {
+            has_principals: !file.principal.is_empty(),
             tenants: tenants(&file.tenant, earlier)?,
             ..FileRules::default()
         },

@@ -9,8 +9,8 @@ use wald_storage::{
     Selector,
 };
 
-use super::Caller;
 use super::right::{LogRight, Right, Scope};
+use super::{Amount, Caller};
 use crate::audit::CallFacts;
 use crate::methods::Need;
 use crate::status;
@@ -53,13 +53,22 @@ pub(crate) trait NamesLogs: Sized {
 }
 
 impl Caller {
-    /// Checks the request by the right in the row of the method (`methods.rs`).
+    /// Checks the request by the right in the row of the method (`methods.rs`). Takes a small change out of the rates of
+    /// its tenant: only a caller with the right may use these up.
     ///
     /// # Errors
-    /// NOT_ALLOWED.
+    /// NOT_ALLOWED, or RATE.
     pub(crate) fn allow<T: NamesLogs>(&self, request: T) -> Result<Permitted<T>, Status> {
         match self.rpc.need {
-            Need::Logs(right) => self.allow_by(right, request),
+            Need::Logs(right) => {
+                let allowed = self.allow_by(right, request)?;
+                if self.rpc.is_small_change()
+                    && let Some(tenant) = self.tenant()
+                {
+                    tenant.append(Amount::of_changes(1))?;
+                }
+                Ok(allowed)
+            }
             // A method that names logs and has no right for them in the table.
             Need::Nothing | Need::Principal | Need::Server(_) => {
                 self.note(|facts| request.note(facts));

@@ -112,6 +112,8 @@ impl Rules {
 /// Everything that the file says.
 #[derive(Default)]
 pub(crate) struct FileRules {
+    /// Whether it has any.
+    pub(super) has_principals: bool,
     pub(super) tokens: HashMap<TokenId, KnownToken>,
     /// By whole names.
     pub(super) certificates: HashMap<String, Arc<Principal>>,

@@ -20,6 +20,8 @@ pub(crate) const SESSION_LIFE: Duration = Duration::from_secs(8 * 3600);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Maximum number of sessions. One more ends the session that would end first.
 const MOST_SESSIONS: usize = 1_000;
+/// Maximum number of sessions of one principal. One more ends its own oldest: one person must not log all others out.
+const MOST_OF_PRINCIPAL: usize = 10;
 /// Failed logins of one address within [`FAILURES_SPAN`] after which it has to wait.
 const MOST_FAILURES: u32 = 10;
 const FAILURES_SPAN: Duration = Duration::from_secs(60);
@@ -34,6 +36,8 @@ pub(crate) struct Sessions {
 }
 
 struct LoginSession {
+    /// Name of the principal that logged in.
+    principal: String,
     sent: SentCredentials,
     until: Instant,
 }
@@ -45,22 +49,29 @@ struct FailedLogins {
 }
 
 impl Sessions {
-    /// Opens a session, and returns the value of its cookie. `None` if the system has no random numbers.
-    pub(super) fn open(&self, sent: SentCredentials) -> Option<String> {
+    /// Opens a session of a principal, and returns the value of its cookie. `None` if the system has no random numbers.
+    pub(super) fn open(&self, principal: &str, sent: SentCredentials) -> Option<String> {
         let mut bytes = [0; 32];
         rand::fill(&mut bytes).ok()?;
         let value: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let now = Instant::now();
         let mut open = self.open.lock();
         open.retain(|_, session| session.until > now);
-        if open.len() >= MOST_SESSIONS {
-            let first = open.iter().min_by_key(|(_, session)| session.until);
+        let own = |session: &LoginSession| session.principal == principal;
+        let has_most = open.values().filter(|session| own(session)).count() >= MOST_OF_PRINCIPAL;
+        if has_most || open.len() >= MOST_SESSIONS {
+            let ended = open.iter().filter(|(_, session)| !has_most || own(session));
+            let first = ended.min_by_key(|(_, session)| session.until);
             if let Some(first) = first.map(|(value, _)| value.clone()) {
                 open.remove(&first);
             }
         }
-        let until = now + SESSION_LIFE;
-        open.insert(value.clone(), LoginSession { sent, until });
+        let session = LoginSession {
+            principal: principal.to_owned(),
+            sent,
+            until: now + SESSION_LIFE,
+        };
+        open.insert(value.clone(), session);
         Some(value)
     }
 
@@ -169,7 +180,7 @@ mod tests {
     #[test]
     fn session_is_found_by_the_whole_value_of_its_cookie() {
         let sessions = Sessions::default();
-        let value = sessions.open(sent()).unwrap();
+        let value = sessions.open("a", sent()).unwrap();
         let found = |text: &str| sessions.find(&with_cookie(text), "wald").is_some();
         assert!(found(&format!("wald={value}")));
         assert!(found(&format!("a=b; wald={value}; c=d")));
@@ -183,7 +194,7 @@ mod tests {
     #[test]
     fn cookie_of_another_daemon_is_no_session() {
         let sessions = Arc::new(Sessions::default());
-        let value = sessions.open(sent()).unwrap();
+        let value = sessions.open("a", sent()).unwrap();
         let of = |text: &str| CookieSession::of(&sessions, &with_cookie(text), "wald").is_some();
         assert!(of(&format!("wald={value}")));
         assert!(!of("wald=0123456789abcdef"));
@@ -192,9 +203,9 @@ mod tests {
     #[test]
     fn sessions_and_addresses_are_bounded() {
         let sessions = Sessions::default();
-        let first = sessions.open(sent()).unwrap();
-        for _ in 0..MOST_SESSIONS {
-            sessions.open(sent()).unwrap();
+        let first = sessions.open("first", sent()).unwrap();
+        for number in 0..MOST_SESSIONS {
+            sessions.open(&number.to_string(), sent()).unwrap();
         }
         assert_eq!(sessions.open.lock().len(), MOST_SESSIONS);
         let headers = with_cookie(&format!("wald={first}"));
@@ -204,6 +215,23 @@ mod tests {
             sessions.failed(address(number));
         }
         assert_eq!(sessions.failures.lock().len(), MOST_ADDRESSES);
+    }
+
+    #[test]
+    fn principal_that_logs_in_again_and_again_ends_only_its_own_sessions() {
+        let sessions = Sessions::default();
+        let other = sessions.open("other", sent()).unwrap();
+        let own: Vec<_> = (0..=MOST_SESSIONS)
+            .map(|_| sessions.open("own", sent()).unwrap())
+            .collect();
+        let is_open = |value: &String| {
+            let headers = with_cookie(&format!("wald={value}"));
+            sessions.find(&headers, "wald").is_some()
+        };
+        assert!(is_open(&other));
+        let open = own.iter().filter(|value| is_open(value)).count();
+        assert_eq!(open, MOST_OF_PRINCIPAL);
+        assert!(is_open(&own[MOST_SESSIONS]));
     }
 
     #[test]

@@ -112,6 +112,11 @@ impl ReloadedFiles for AuthSource {
             read_places: self.read_places,
         };
         let CheckedFile { rules, warnings } = checked(&self.path, contents, &earlier)?;
+        if in_force.file.has_principals && !rules.has_principals {
+            let why = "it has no [principal.NAME] any more, as a file that is half written; to lock the last principal out, \
+                       keep its table and remove its credentials";
+            return Err(Fault::new("auth_file", &self.path, why));
+        }
         let first = first_keys(&rules, &in_force)?;
         for warning in warnings {
             tracing::warn!(path = %self.path.display(), "auth_file: {warning}");

@@ -12,8 +12,8 @@
 
 mod gcra;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -210,14 +210,18 @@ impl Drop for CountedUse {
     }
 }
 
-/// The tenants whose calls a connection has had. It counts for each of them until it ends.
+/// The tenants whose calls a connection has had. It counts for each of them until it ends, but for forwarded calls only
+/// while there are any: the connection is of a stand-by, which has many callers and counts their own connections.
 #[derive(Debug, Default)]
-pub(crate) struct ConnectionTenants(Mutex<Vec<CountedUse>>);
+pub(crate) struct ConnectionTenants {
+    own: Mutex<Vec<CountedUse>>,
+    forwarded: Mutex<Vec<Weak<CountedUse>>>,
+}
 
 impl ConnectionTenants {
-    /// Whether it counts for none.
+    /// Whether it counts for none as their own.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.own.lock().is_empty()
     }
 
     /// Counts the connection for a tenant, if it is not counted yet.
@@ -225,7 +229,7 @@ impl ConnectionTenants {
     /// # Errors
     /// QUOTA.
     pub(crate) fn count(&self, tenant: &Arc<TenantUsage>) -> Result<(), Status> {
-        let mut counted = self.0.lock();
+        let mut counted = self.own.lock();
         if !counted
             .iter()
             .any(|known| Arc::ptr_eq(&known.usage, tenant))
@@ -233,6 +237,25 @@ impl ConnectionTenants {
             counted.push(tenant.connect()?);
         }
         Ok(())
+    }
+
+    /// Counts the connection for the tenant of a forwarded call, as long as one of its calls holds the value.
+    ///
+    /// # Errors
+    /// QUOTA.
+    pub(crate) fn count_forwarded(
+        &self,
+        tenant: &Arc<TenantUsage>,
+    ) -> Result<Arc<CountedUse>, Status> {
+        let mut counted = self.forwarded.lock();
+        counted.retain(|known| known.strong_count() > 0);
+        let mut live = counted.iter().filter_map(Weak::upgrade);
+        if let Some(known) = live.find(|known| Arc::ptr_eq(&known.usage, tenant)) {
+            return Ok(known);
+        }
+        let new = Arc::new(tenant.connect()?);
+        counted.push(Arc::downgrade(&new));
+        Ok(new)
     }
 }
 
@@ -548,6 +571,24 @@ mod tests {
     use std::task::{Context, Waker};
 
     use super::*;
+
+    /// A link of a stand-by lives longer than the connections of its callers.
+    #[test]
+    fn link_counts_for_a_tenant_only_while_it_has_calls() {
+        let usage = usage(TenantLimits {
+            connections: Some(1),
+            ..TenantLimits::default()
+        });
+        let (first, second) = (ConnectionTenants::default(), ConnectionTenants::default());
+        let calls = [(); 2].map(|()| first.count_forwarded(&usage).unwrap());
+        assert!(second.count_forwarded(&usage).is_err());
+        drop(calls);
+        let call = second.count_forwarded(&usage).unwrap();
+        assert!(first.count(&usage).is_err());
+        drop(call);
+        first.count(&usage).unwrap();
+        assert!(second.count(&usage).is_err());
+    }
 
     fn usage(limits: TenantLimits) -> Arc<TenantUsage> {
         let usage = TenantUsage::new("a", 2);

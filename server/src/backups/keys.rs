@@ -207,7 +207,7 @@ pub(crate) fn read_manifest(bytes: &[u8]) -> Result<BackupManifest, String> {
 }
 
 /// The signature of a manifest in words, behind a semicolon; nothing if it has none. A signature does not show that a manifest
-/// is the newest one, so the words have its time.
+/// is the newest one, or of the store that the operator means, so the words have its time and its store.
 pub(crate) fn signed_in_words(manifest: &BackupManifest, trusted: &TrustedKeys) -> String {
     let Some(key) = manifest.signed_by.map(PublicKey) else {
         return String::new();
@@ -218,8 +218,9 @@ pub(crate) fn signed_in_words(manifest: &BackupManifest, trusted: &TrustedKeys) 
     };
     let time = convert::rfc3339(manifest.created);
     format!(
-        "; signed by {key}, {is_trusted}, for position {} at {time}",
-        manifest.position
+        "; signed by {key}, {is_trusted}, for position {} at {time} of store {}",
+        manifest.position,
+        convert::uuid(manifest.store_id)
     )
 }
 

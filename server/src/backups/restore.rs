@@ -286,7 +286,7 @@ impl RestoreWork<'_> {
         let restored = self.source.restore(target, &self.storage)?;
         if let Some((path, ring)) = &self.key_ring {
             let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
-            encryption::commands::import(&*disk, path, ring.clone(), false)?;
+            encryption::commands::import(&*disk, path, ring.clone(), None, false)?;
             return Ok(restored);
         }
         #[cfg(feature = "object")]
@@ -324,7 +324,8 @@ impl RestoreWork<'_> {
     /// whose loss was accepted before the backup are as they should be.
     fn read_all(&self, target: &Path, accepted: &[Gap]) -> Result<DrillResult, Exit> {
         let disk = RealDisk::open(target).map_err(|error| open_failed(&error))?;
-        let keys = encryption::start(self.config, &(Arc::clone(&disk) as _), Box::new(|_| None))?;
+        let keys =
+            encryption::start_offline(self.config, &(Arc::clone(&disk) as _), Box::new(|_| None))?;
         let storage = StorageConfig {
             cipher: keys.as_ref().map(encryption::cipher),
             ..self.storage.clone()

@@ -1,8 +1,6 @@
 //! `wald key`: makes wrapping keys, and shows, copies, puts back and rotates the key ring of a store.
 
-use std::fs::OpenOptions;
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +13,7 @@ use super::kek::new_text;
 use super::ring::AT_NEXT_START;
 use super::{KeyRing, kek};
 use crate::audit::OfflineAudit;
+use crate::auth::write_new_secret;
 use crate::config::Config;
 use crate::host;
 use crate::serve::Exit;
@@ -22,9 +21,6 @@ use crate::serve::Exit;
 /// Owners of a replica that the store may have had after an older copy of its ring was made: each gives numbers with a tag of
 /// its own.
 const OWNERS_LOST: u64 = 1 << 16;
-
-/// Mode of a file with a key in it.
-const SECRET_MODE: u32 = 0o600;
 
 /// Asks a running daemon for a rotation. It removes the file when the new key is in force.
 pub(super) const ASK: &str = "keys/rotate";
@@ -123,7 +119,7 @@ pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<(), Exit> {
                     ))
                 })?;
                 let copy = read_copy(path, Some(&keks))?;
-                import(&*locked(config)?.0, path, copy, older)
+                import(&*locked(config)?.0, path, copy, Some(&keks), older)
             })
         }
         _ => Ok(()),
@@ -183,14 +179,7 @@ fn give(matches: &ArgMatches, text: &str) -> Result<(), Exit> {
         let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         return written.map_err(failed("writing to stdout"));
     };
-    let action = format!("writing {}", path.display());
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(SECRET_MODE);
-    let written = options.open(path).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
-    written.map_err(failed(&action))
+    write_new_secret(path, text.as_bytes())
 }
 
 fn found(disk: &dyn Disk) -> Result<RingFile, Exit> {
@@ -304,36 +293,89 @@ pub(crate) fn copy_for_restore(config: &Config, path: &Path) -> Result<RingFile,
     read_copy(path, keks.as_ref())
 }
 
-/// Puts a copy of the ring, which was read from `path`, into a store that nobody serves.
+/// Puts a copy of the ring, which was read from `path`, into a store that nobody serves. The ring of the directory counts, also
+/// without `ENCRYPTED`: unless `older` is set, its keys stay that the copy never had.
 ///
 /// # Errors
-/// If the copy is of another store, or older than the store.
+/// If the copy is of another store, or older than the store, or if one of those keys does not open.
 pub(crate) fn import(
     disk: &dyn Disk,
     path: &Path,
-    mut ring: RingFile,
+    copy: RingFile,
+    keks: Option<&kek::Keks>,
     older: bool,
 ) -> Result<(), Exit> {
     let at = |why: String| wrong(format!("{}: {why}", path.display()));
-    if let Some((id, generation)) = file::noted(disk).map_err(wrong)? {
-        if id != ring.id {
+    let note = file::noted(disk).map_err(wrong)?;
+    let mut there = file::readable(disk).map_err(failed("reading the key ring"))?;
+    let place = disk.location();
+    match &note {
+        Some((id, _)) if *id != copy.id => {
             return Err(at("it is the key ring of another store".to_owned()));
         }
-        if ring.generation < generation && !older {
+        // The note proves that such rings do not belong here.
+        Some(_) => there.retain(|found| found.id == copy.id),
+        None if there.iter().any(|found| found.id != copy.id) => {
             return Err(at(format!(
-                "it has generation {}, and the store has had {generation}: records under newer keys would be lost; with --older it is still taken",
-                ring.generation
+                "it is the key ring of another store than {place}/keys/ring; if the ring in the directory is the wrong one, move {place}/keys away first"
             )));
         }
-        ring.generation = ring.generation.max(generation);
+        None => {}
     }
+    let noted = note.as_ref().map_or(0, |(_, generation)| *generation);
+    let current = there.iter().max_by_key(|found| found.generation);
+    let newest = noted.max(current.map_or(0, |current| current.generation));
+    let mut ring = copy.clone();
     if older {
-        ring.pass_over(OWNERS_LOST)
-            .map_err(|why| at(format!("the key ring {why}")))?;
-        ring.replaces = true;
+        for found in &there {
+            ring.note_numbers(found);
+        }
+    } else if copy.generation >= newest {
+        for found in &there {
+            ring.add_unknown(found);
+        }
+    } else {
+        // Both went on since the directory was restored with an older copy: generations do not compare then.
+        let has_gone_on = |current: &&RingFile| {
+            let mut numbers = copy.keys.keys();
+            current.generation == newest && numbers.any(|number| !current.has_made(*number))
+        };
+        let Some(current) = current.filter(has_gone_on) else {
+            return Err(at(format!(
+                "it has generation {}, and the store has had {newest}: records under newer keys would be lost; with --older it is still taken",
+                copy.generation
+            )));
+        };
+        ring = current.clone();
+        ring.add_unknown(&copy);
     }
-    ring.generation += 1;
+    if let Some(keks) = keks.filter(|_| ring.keys != copy.keys) {
+        let opened = keks.wrap_anew(&ring, |_, _, _| ());
+        opened.map_err(|why| {
+            at(format!(
+                "the ring of the directory has keys that the copy never had: {why}; with --older the copy is taken without them"
+            ))
+        })?;
+    }
+    let exhausted = |why: String| at(format!("the key ring {why}"));
+    if older {
+        ring.pass_over(owners_lost()).map_err(exhausted)?;
+        // The scope may have been another one since the copy was made.
+        ring.uncover();
+        ring.replaces = true;
+    } else if note.is_none() {
+        ring.skip_numbers(owners_lost()).map_err(exhausted)?;
+    }
+    ring.generation = ring.generation.max(newest) + 1;
     file::write(disk, &ring).map_err(failed("writing the key ring"))
+}
+
+/// A number of owners that is enough for every owner whom a copy did not see. It is random: a second import of one copy gives
+/// other numbers than the first one.
+fn owners_lost() -> u64 {
+    let mut drawn = [0; 8];
+    kek::fill(&mut drawn);
+    OWNERS_LOST + u64::from_le_bytes(drawn) % OWNERS_LOST
 }
 
 /// Whether somebody asks for a rotation.
@@ -362,7 +404,10 @@ pub(crate) fn end_of(segments: &[wald_storage::SegmentInfo]) -> Position {
 
 #[cfg(test)]
 mod tests {
+    use wald_storage::{BodyCipher as _, LogId, LogsExist};
+
     use super::*;
+    use crate::encryption::file::COUNTER_BITS;
 
     #[test]
     fn copy_whose_keys_do_not_open_is_refused() {
@@ -371,19 +416,19 @@ mod tests {
         let disk: Arc<dyn Disk> = Arc::new(wald_storage::SimDisk::new());
         let scope = crate::config::EncryptionScope::Store;
         let ring = KeyRing::new(Arc::clone(&disk), scope, keks("7"), Box::new(|_| None));
-        wald_storage::BodyCipher::begin(&ring, Position::ZERO).unwrap();
+        ring.begin(Position::ZERO).unwrap();
         let whole = found(&*disk).unwrap();
         let mut changed = whole.clone();
         let key = changed.keys.values_mut().next().unwrap();
-        key.wrapped.bytes[20] ^= 1;
+        Arc::make_mut(key).wrapped.bytes[20] ^= 1;
         let mut moved = whole.clone();
         let (number, key) = moved.keys.pop_first().unwrap();
         moved.keys.insert(
             number,
-            file::RingKey {
+            Arc::new(file::RingKey {
                 owner: file::KeyOwner::Tenant("a".to_owned()),
-                ..key
-            },
+                ..(*key).clone()
+            }),
         );
         for (ring, keks, said) in [
             (&whole, keks("7"), None),
@@ -402,6 +447,105 @@ mod tests {
                 (Err(exit), Some(said)) => assert!(exit.message.contains(said), "{}", exit.message),
                 (read, said) => panic!("{said:?}: {read:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn import_compares_a_copy_with_the_ring_even_without_a_note() {
+        let none = || Box::new(|_: &str| None);
+        let keks = || kek::Keks::parse("keys".to_owned(), "7".repeat(64).as_bytes()).unwrap();
+        let scope = crate::config::EncryptionScope::Log;
+        let store = || {
+            let disk = wald_storage::SimDisk::new();
+            let ring = KeyRing::new(Arc::new(disk.clone()), scope, keks(), none());
+            ring.begin(Position::ZERO).unwrap();
+            (disk, ring)
+        };
+        let (disk, ring) = store();
+        let make = |id: u64| {
+            let log = [(LogId::new(id), "a")];
+            ring.prepare(&log, LogsExist::Next).unwrap();
+            found(&disk).unwrap()
+        };
+        let (yesterday, today) = (make(1), make(1000));
+        let foreign = found(&store().0).unwrap();
+        let copies = || ["keys/ring", "keys/ring-2", "ENCRYPTED"].map(|path| disk.contents(path));
+        let import = |copy: &RingFile, older| {
+            import(&disk, Path::new("copy"), copy.clone(), Some(&keks()), older)
+        };
+        disk.remove("ENCRYPTED").unwrap();
+        let before = copies();
+        for (copy, older, said) in [
+            (&foreign, false, "move"),
+            (&foreign, true, "move"),
+            (&yesterday, false, "older"),
+        ] {
+            let refused = import(copy, older).unwrap_err();
+            assert!(refused.message.contains(said), "{}", refused.message);
+            assert!(copies() == before);
+        }
+        // The ring itself may be put back. Later keys get numbers that no ring of the store has.
+        import(&today, false).unwrap();
+        let now = found(&disk).unwrap();
+        assert_eq!(now.keys, today.keys);
+        assert!(now.highest > today.highest + (OWNERS_LOST << COUNTER_BITS) - 1);
+        assert!(!now.has_made(today.highest + 1));
+        let has_erasable_logs = |ring: &RingFile| ring.keys.values().any(|key| key.covers_all);
+        assert!(has_erasable_logs(&now));
+        // Since yesterday the scope may have been another one.
+        import(&yesterday, true).unwrap();
+        assert!(!has_erasable_logs(&found(&disk).unwrap()));
+    }
+
+    #[test]
+    fn older_ring_in_a_restored_directory_gives_no_number_twice() {
+        let keks = || kek::Keks::parse("keys".to_owned(), "7".repeat(64).as_bytes()).unwrap();
+        let scope = crate::config::EncryptionScope::Log;
+        let opened = |disk: &Arc<dyn Disk>| {
+            let none = Box::new(|_: &str| None);
+            let ring = KeyRing::new(Arc::clone(disk), scope, keks(), none);
+            ring.load().unwrap();
+            ring.begin(Position::ZERO).unwrap();
+            ring
+        };
+        let make = |disk: &Arc<dyn Disk>, id: u64, exist| {
+            let ring = opened(disk);
+            ring.prepare(&[(LogId::new(id), "a")], exist).unwrap();
+            ring.newest(LogId::new(id)).unwrap().number()
+        };
+        let empty = || Arc::new(wald_storage::SimDisk::new()) as Arc<dyn Disk>;
+        let old = empty();
+        make(&old, 1, LogsExist::Next);
+        let export = found(&*old).unwrap();
+        let lost = make(&old, 1000, LogsExist::Next);
+        let newest = found(&*old).unwrap();
+        assert!(newest.has_made(lost) && !export.has_made(lost));
+        // The directory has no note. The log is there, and its key is not.
+        let restored = empty();
+        let copy = |ring: &RingFile, older| {
+            import(
+                &*restored,
+                Path::new("copy"),
+                ring.clone(),
+                Some(&keks()),
+                older,
+            )
+        };
+        copy(&export, false).unwrap();
+        assert!(!opened(&restored).has_made(lost));
+        let mut given = vec![make(&restored, 1000, LogsExist::Already)];
+        assert!(!newest.has_made(given[0]));
+        // The newest ring gives the lost key back, and the key of now stays.
+        assert!(newest.generation < found(&*restored).unwrap().generation);
+        copy(&newest, false).unwrap();
+        let both = opened(&restored);
+        assert!(both.by_number(lost).is_some() && both.by_number(given[0]).is_some());
+        // An older copy that is put back twice gives other numbers each time.
+        for _ in 0..2 {
+            copy(&export, true).unwrap();
+            let number = make(&restored, 1000, LogsExist::Already);
+            assert!(!given.contains(&number));
+            given.push(number);
         }
     }
 }

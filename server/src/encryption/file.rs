@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -29,8 +30,11 @@ const WITHOUT_TERM: u64 = 1;
 /// two rings have different numbers.
 pub(super) const COUNTER_BITS: u32 = 32;
 
-/// Maximum bytes of a copy.
+/// Maximum bytes of a copy. Writes and reads refuse a larger one.
+#[cfg(not(test))]
 const MOST_BYTES: u64 = 1 << 30;
+#[cfg(test)]
+const MOST_BYTES: u64 = 1 << 20;
 
 /// Whose records a data key encrypts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,7 +95,8 @@ pub(crate) struct RingFile {
     pub(crate) highest: u64,
     /// Keys from this number on count as new, and the journal from this position on has only such.
     pub(crate) renewed: (u64, Position),
-    pub(crate) keys: BTreeMap<u64, RingKey>,
+    /// Shared, so that a copy of a large ring is cheap.
+    pub(crate) keys: BTreeMap<u64, Arc<RingKey>>,
     /// Logs whose keys are destroyed as soon as their deletion is durable, and their names.
     pub(crate) shredding: BTreeMap<LogId, String>,
     /// The term of the replica's owner that wrote the ring; 0 without a replica.
@@ -157,6 +162,36 @@ impl RingFile {
         Ok(())
     }
 
+    /// Adds the keys of another state of the same ring that this one never had. Keys that it had, and has no more, were destroyed.
+    pub(super) fn add_unknown(&mut self, other: &Self) {
+        let unknown = other.keys.iter();
+        let unknown = unknown.filter(|(number, _)| !self.has_made(**number));
+        let unknown: Vec<(u64, Arc<RingKey>)> = unknown
+            .map(|(number, key)| (*number, Arc::clone(key)))
+            .collect();
+        self.note_numbers(other);
+        if !unknown.is_empty() {
+            self.keys.extend(unknown);
+            // A log may have had other keys in each of them.
+            self.uncover();
+        }
+    }
+
+    /// Takes care that no later key gets a number that the store has already given, if this copy may be older than the store. A
+    /// number that the copy does not show counts as unknown: a start refuses it, and a read names it.
+    ///
+    /// # Errors
+    /// If no tag is left.
+    pub(super) fn skip_numbers(&mut self, owners: u64) -> Result<(), String> {
+        let tag = self.later_tag(owners)?;
+        let (first, last) = self.numbers();
+        if first <= last {
+            self.earlier.push((first, last));
+        }
+        self.highest = tag << COUNTER_BITS;
+        Ok(())
+    }
+
     /// The tag of the owner who comes this number of owners later.
     ///
     /// # Errors
@@ -171,7 +206,6 @@ impl RingFile {
     }
 
     /// Takes note of all numbers that another state of the same ring has given.
-    #[cfg(feature = "object")]
     pub(super) fn note_numbers(&mut self, other: &Self) {
         let mut numbers = self.earlier.clone();
         numbers.extend(&other.earlier);
@@ -201,7 +235,9 @@ impl RingFile {
     /// Takes note that records of logs with keys of their own may have other keys, too.
     pub(super) fn uncover(&mut self) {
         for key in self.keys.values_mut() {
-            key.covers_all = false;
+            if key.covers_all {
+                Arc::make_mut(key).covers_all = false;
+            }
         }
     }
 
@@ -285,7 +321,7 @@ impl RingFile {
                 covers_all: key["covers_all"].as_bool()?,
                 wrapped,
             };
-            keys.insert(number, key);
+            keys.insert(number, Arc::new(key));
         }
         let mut shredding = BTreeMap::new();
         for log in value["shredding"].as_array()? {
@@ -344,6 +380,19 @@ fn read(disk: &dyn Disk, path: &str) -> io::Result<Option<Vec<u8>>> {
     let read = file.read_full_at(&mut bytes, 0)?;
     bytes.truncate(read);
     Ok(Some(bytes))
+}
+
+/// The copies in the directory that can be read.
+///
+/// # Errors
+/// If the file system fails.
+pub(super) fn readable(disk: &dyn Disk) -> io::Result<Vec<RingFile>> {
+    let mut rings = Vec::new();
+    for path in COPIES {
+        let ring = read(disk, path)?.map(|bytes| RingFile::decode(&bytes));
+        rings.extend(ring.and_then(Result::ok));
+    }
+    Ok(rings)
 }
 
 /// Reads both copies. `None`: the directory has no ring.
@@ -486,6 +535,13 @@ pub(crate) fn write_copies(disk: &dyn Disk, ring: &RingFile) -> io::Result<()> {
     disk.create_directory(KEYS)?;
     disk.sync_directory("")?;
     let text = ring.encode();
+    // No start reads a larger copy. The ring that is there stays in force.
+    if text.len() as u64 > MOST_BYTES {
+        return Err(io::Error::other(format!(
+            "the key ring would have {} bytes, of {MOST_BYTES} at most: it has the keys of all logs that ever had one; copy the records into a new store",
+            text.len()
+        )));
+    }
     for path in COPIES {
         replace(disk, KEYS, path, &format!("{path}.new"), text.as_bytes())?;
     }

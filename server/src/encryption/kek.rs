@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -191,7 +192,7 @@ impl Keks {
             })?;
             each(*number, &key.owner, &secret);
             if key.wrapped.kek != *self.newest() {
-                key.wrapped = self.wrap(&secret, &about);
+                Arc::make_mut(key).wrapped = self.wrap(&secret, &about);
             }
         }
         Ok(anew)
@@ -209,7 +210,7 @@ impl Keks {
     }
 
     /// Whether one of the keys has this id.
-    fn has(&self, id: &KekId) -> bool {
+    pub(super) fn has(&self, id: &KekId) -> bool {
         self.keys.iter().any(|kek| kek.id == *id)
     }
 }

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
+#[cfg(feature = "object")]
+use std::time::Instant;
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce};
 use tokio::sync::watch;
@@ -17,7 +19,7 @@ use super::file::{self, COUNTER_BITS, FoundRing, KeyOwner, RingFile, RingKey};
 use super::kek::{KEY_BYTES, Keks, data_key, fill};
 #[cfg(feature = "object")]
 use crate::config::Config;
-use crate::config::EncryptionScope;
+use crate::config::{EncryptionScope, SettingValue as _};
 #[cfg(any(test, feature = "known-bad"))]
 use crate::known_bad;
 use crate::status::ShredError;
@@ -27,6 +29,11 @@ const KEYS_AHEAD: u64 = 64;
 
 /// Longest time that a call waits until the bucket has the ring.
 const BUCKET_WAIT: Duration = Duration::from_secs(10);
+
+/// Minimum pause between two runs of `encryption_key_command` for the ring of another node: a key management service may hang, or
+/// ask money for each call.
+#[cfg(feature = "object")]
+const COMMAND_PAUSE: Duration = Duration::from_secs(300);
 
 /// Stands for the position at which the next start goes on.
 pub(super) const AT_NEXT_START: Position = Position::new(u64::MAX);
@@ -108,7 +115,10 @@ impl Shredding {
 /// The key ring of a store.
 pub(crate) struct KeyRing {
     disk: Arc<dyn Disk>,
+    /// The scope of the settings.
     scope: EncryptionScope,
+    /// Whether a ring that is there keeps its scope: the settings of an offline command may lack the daemon's.
+    keeps_scope: bool,
     keks: RwLock<Keks>,
     tenants: TenantOf,
     state: RwLock<KeysInForce>,
@@ -122,6 +132,9 @@ pub(crate) struct KeyRing {
     pub(super) stored: watch::Sender<Option<u64>>,
     /// Why the ring in the bucket cannot be replaced now.
     refusal: Mutex<Option<String>>,
+    /// Time of the last read of the wrapping keys that the ring of another node asked for.
+    #[cfg(feature = "object")]
+    keks_read: Mutex<Option<Instant>>,
 }
 
 /// The bucket did not take the key ring in time.
@@ -149,6 +162,7 @@ impl KeyRing {
         Self {
             disk,
             scope,
+            keeps_scope: false,
             keks: RwLock::new(keks),
             tenants,
             state: RwLock::default(),
@@ -157,6 +171,22 @@ impl KeyRing {
             generation: watch::Sender::new(0),
             stored: watch::Sender::new(None),
             refusal: Mutex::default(),
+            #[cfg(feature = "object")]
+            keks_read: Mutex::default(),
+        }
+    }
+
+    /// The ring for an offline command: the scope of the ring takes precedence over the settings.
+    pub(super) fn keeping_scope(mut self) -> Self {
+        self.keeps_scope = true;
+        self
+    }
+
+    /// The scope in force with these keys.
+    fn scope_of(&self, state: &KeysInForce) -> EncryptionScope {
+        match &state.file {
+            Some(file) if self.keeps_scope => file.scope,
+            _ => self.scope,
         }
     }
 
@@ -244,16 +274,32 @@ impl KeyRing {
         Ok(())
     }
 
-    /// Takes the wrapping keys that the settings give now. The ring stays as it is: only its owner wraps the keys again.
+    /// Takes the wrapping keys that the settings give now, if this ring of another node needs one that is missing. The ring stays
+    /// as it is: only its owner wraps the keys again. A command runs at most once in [`COMMAND_PAUSE`]. Returns whether the keys
+    /// were read.
     ///
     /// # Errors
     /// In a sentence, if they cannot be read.
     #[cfg(feature = "object")]
-    pub(crate) fn read_keks(&self, config: &Config) -> Result<(), String> {
+    pub(super) fn read_keks_for(&self, ring: &RingFile, config: &Config) -> Result<bool, String> {
+        let has = |keks: &Keks| ring.keys.values().all(|key| keks.has(&key.wrapped.kek));
+        if has(&self.keks()) {
+            return Ok(false);
+        }
+        if !config.encryption_key_command.is_empty() {
+            let mut read = self
+                .keks_read
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if read.is_some_and(|read| read.elapsed() < COMMAND_PAUSE) {
+                return Ok(false);
+            }
+            *read = Some(Instant::now());
+        }
         if let Some(keks) = Keks::of(config)? {
             *self.keks.write().unwrap_or_else(PoisonError::into_inner) = keks;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Makes keys for these owners, which have none or get newer ones. `renewed`: only these and newer keys count as
@@ -282,7 +328,7 @@ impl KeyRing {
                 covers_all: *covers_all,
                 wrapped,
             };
-            file.keys.insert(file.highest, key);
+            file.keys.insert(file.highest, Arc::new(key));
             state.enter(file.highest, owner.clone(), &bytes);
         }
         if let Some(position) = renewed {
@@ -308,8 +354,8 @@ impl KeyRing {
         Ok(())
     }
 
-    fn owner_of(&self, id: LogId, name: &str) -> KeyOwner {
-        match self.scope {
+    fn owner_of(&self, scope: EncryptionScope, id: LogId, name: &str) -> KeyOwner {
+        match scope {
             EncryptionScope::Store => KeyOwner::Store,
             EncryptionScope::Log => KeyOwner::Log(id),
             EncryptionScope::Tenant => {
@@ -364,7 +410,7 @@ impl KeyRing {
                 "the store is not encrypted".to_owned(),
             ));
         };
-        if self.scope != EncryptionScope::Log {
+        if self.scope_of(&state) != EncryptionScope::Log {
             return Err(ShredError::NoOwnKey(
                 "new records of the log share a key with other logs: only a server with encryption_scope = log shreds, and only logs that were created since it was set"
                     .to_owned(),
@@ -474,6 +520,14 @@ impl KeyRing {
         }
     }
 
+    /// As [`KeyRing::ended`], for several logs.
+    ///
+    /// # Errors
+    /// As [`KeyRing::ended`].
+    pub(crate) fn all_ended(&self, logs: &[(LogId, String)]) -> io::Result<()> {
+        (logs.iter()).try_for_each(|(log, _)| self.ended(&Shredding(*log)))
+    }
+
     /// Logs of this name, or this one of them, whose keys are to be destroyed: calls that were cut off. The caller must make
     /// sure that they are deleted.
     pub(crate) fn unended(&self, name: &str, id: Option<LogId>) -> Vec<Shredding> {
@@ -518,6 +572,7 @@ impl KeyRing {
 
     /// Ends what an earlier process began: the keys of logs that it deleted are destroyed. `exists`: whether a log
     /// exists; `None`: it cannot be said now, and the next start decides. Returns the names of the logs whose keys were destroyed.
+    /// With a replica the ring still names them, as after [`KeyRing::destroy`].
     ///
     /// # Errors
     /// If the ring cannot be written.
@@ -548,7 +603,7 @@ impl KeyRing {
         }
         if !gone.is_empty() {
             let ids: Vec<LogId> = gone.iter().map(|(id, _)| *id).collect();
-            self.destroy_all(&mut changes, &ids, false)?;
+            self.destroy_all(&mut changes, &ids, self.is_shared())?;
         }
         Ok(gone)
     }
@@ -562,6 +617,11 @@ impl KeyRing {
     pub(crate) fn len(&self) -> usize {
         self.state().keys.len()
     }
+}
+
+/// Whether a key that an owner gets now encrypts all of its records: only a log's own key does, from its creation on.
+fn covers_all(owner: &KeyOwner, exist: LogsExist) -> bool {
+    matches!(owner, KeyOwner::Log(_)) && exist == LogsExist::Next
 }
 
 fn new_file(scope: EncryptionScope) -> RingFile {
@@ -641,7 +701,7 @@ impl KeysInForce {
 impl BodyCipher for KeyRing {
     fn newest(&self, log: LogId) -> Option<Arc<dyn BodyKey>> {
         let state = self.state();
-        let key = match self.scope {
+        let key = match self.scope_of(&state) {
             EncryptionScope::Store => state.newest.get(&KeyOwner::Store),
             EncryptionScope::Log => state.newest.get(&KeyOwner::Log(log)),
             EncryptionScope::Tenant => {
@@ -687,10 +747,18 @@ impl BodyCipher for KeyRing {
             return Ok(());
         };
         let mut is_changed = false;
-        if file.scope != self.scope {
+        let scope = self.scope_of(&state);
+        if file.scope != scope {
+            if file.keys.values().any(|key| key.covers_all) {
+                tracing::warn!(
+                    before = file.scope.show(),
+                    now = scope.show(),
+                    "encryption_scope has changed: no log that exists now can be erased by its keys any more"
+                );
+            }
             // From now on frames and the sorter give other keys to the records of logs that have their own.
             file.uncover();
-            file.scope = self.scope;
+            file.scope = scope;
             is_changed = true;
         }
         if file.renewed.1 == AT_NEXT_START {
@@ -708,23 +776,36 @@ impl BodyCipher for KeyRing {
     }
 
     fn prepare(&self, logs: &[(LogId, &str)], exist: LogsExist) -> io::Result<()> {
-        if self.scope == EncryptionScope::Store {
-            // `begin` makes the ring with this key; only a ring of another hand lacks it.
+        {
+            // The committer waits for this call, and most calls need no key: they neither wait for a change nor copy the ring.
             let state = self.state();
-            if state.file.is_none() || !state.lacks(&KeyOwner::Store, false) {
+            let scope = self.scope_of(&state);
+            // `begin` makes the ring with this key; only a ring of another hand lacks it.
+            let has_keys = match scope {
+                EncryptionScope::Store => {
+                    state.file.is_none() || !state.lacks(&KeyOwner::Store, false)
+                }
+                EncryptionScope::Tenant | EncryptionScope::Log => logs.iter().all(|(id, name)| {
+                    let owner = self.owner_of(scope, *id, name);
+                    let is_known =
+                        scope != EncryptionScope::Tenant || state.tenants.get(id) == Some(&owner);
+                    is_known && !state.lacks(&owner, covers_all(&owner, exist))
+                }),
+            };
+            if has_keys {
                 return Ok(());
             }
         }
         let mut changes = self.change();
         let mut state = self.state().clone_of();
+        let scope = self.scope_of(&state);
         let mut owners: BTreeMap<KeyOwner, bool> = BTreeMap::new();
         for (id, name) in logs {
-            let owner = self.owner_of(*id, name);
-            if self.scope == EncryptionScope::Tenant {
+            let owner = self.owner_of(scope, *id, name);
+            if scope == EncryptionScope::Tenant {
                 state.tenants.insert(*id, owner.clone());
             }
-            let is_own = matches!(owner, KeyOwner::Log(_));
-            let covers_all = is_own && exist == LogsExist::Next;
+            let covers_all = covers_all(&owner, exist);
             if state.lacks(&owner, covers_all) {
                 owners.insert(owner, covers_all);
             }
@@ -742,7 +823,7 @@ impl BodyCipher for KeyRing {
             }
         }
         if owners.is_empty() {
-            if self.scope == EncryptionScope::Tenant {
+            if scope == EncryptionScope::Tenant {
                 self.set(state);
             }
             return Ok(());

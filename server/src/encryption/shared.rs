@@ -16,6 +16,7 @@ use wald_storage::Disk;
 
 use super::file::{self, RingFile};
 use super::ring::KeyRing;
+use crate::config::Config;
 
 /// Reads a ring from the bucket.
 fn decode(ring: &[u8]) -> Result<RingFile, String> {
@@ -71,6 +72,21 @@ impl KeyRing {
         (opened.file, opened.mend) = (Some(ring), None);
         self.set(opened);
         Ok(())
+    }
+
+    /// As [`KeyRing::show`]. If a wrapping key is missing, the settings may give it now: the owner may have a new one, and this
+    /// node, too.
+    ///
+    /// # Errors
+    /// As [`KeyRing::show`].
+    pub(crate) fn show_newest(&self, ring: &[u8], config: &Config) -> Result<(), String> {
+        let Err(why) = self.show(ring) else {
+            return Ok(());
+        };
+        match self.read_keks_for(&decode(ring)?, config)? {
+            true => self.show(ring),
+            false => Err(why),
+        }
     }
 
     /// Gives the directory the ring with which its store must be opened, before it is opened.
@@ -225,7 +241,7 @@ mod tests {
     use wald_storage::{BodyCipher as _, LogId, LogsExist, Position, SimDisk};
 
     use super::*;
-    use crate::config::EncryptionScope;
+    use crate::config::{EncryptionScope, Layers};
     use crate::encryption::commands;
     use crate::encryption::kek::Keks;
 
@@ -414,7 +430,7 @@ mod tests {
         // The bucket is lost, too.
         let disk = SimDisk::new();
         file::write(&disk, &taken_over).unwrap();
-        commands::import(&disk, Path::new("copy"), export, true).unwrap();
+        commands::import(&disk, Path::new("copy"), export, None, true).unwrap();
         let keys = opened(&disk);
         assert!(lost.iter().all(|number| keys.has_made(*number)));
         keys.claim(1, None).unwrap();
@@ -430,7 +446,7 @@ mod tests {
             highest: u64::MAX - 1,
             ..taken_over
         };
-        let refused = commands::import(&disk, Path::new("copy"), all_given, true);
+        let refused = commands::import(&disk, Path::new("copy"), all_given, None, true);
         assert!(refused.unwrap_err().message.contains("all of its numbers"));
     }
 
@@ -489,5 +505,47 @@ mod tests {
         let text = opened(&SimDisk::new()).text().1;
         assert!(text.contains("\"wald_key_ring\": 1") && !text.contains("term"));
         assert_eq!(file(&text).term, 0);
+    }
+
+    #[test]
+    fn command_runs_again_only_for_a_missing_wrapping_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let (script, runs) = (directory.path().join("key"), directory.path().join("runs"));
+        let new = KEY.replace('7', "8");
+        let text = format!("echo run >> {}\necho {new}\n", runs.display());
+        std::fs::write(&script, text).unwrap();
+        let mut config = Layers::default().resolve().unwrap().config;
+        config.encryption_key_command = format!("sh {}", script.display());
+        let count = || {
+            std::fs::read_to_string(&runs)
+                .unwrap_or_default()
+                .lines()
+                .count()
+        };
+
+        let (_disk, keys, before) = owner();
+        let both = format!("{KEY}\n{new}\n");
+        let parse = |lines: &str| Keks::parse("keys".to_owned(), lines.as_bytes()).unwrap();
+        keys.note_stored(u64::MAX);
+        keys.take(parse(&both)).unwrap();
+        let after = keys.text().1;
+        let standing = ring(&SimDisk::new());
+        // The ring is damaged, or a key in it was changed: the command is no help.
+        let mut changed = file(&before);
+        let key = changed.keys.values_mut().next().unwrap();
+        Arc::make_mut(key).wrapped.bytes[20] ^= 1;
+        for bad in ["damaged", &changed.encode()] {
+            standing.show_newest(bad.as_bytes(), &config).unwrap_err();
+        }
+        assert_eq!(count(), 0);
+        standing.show_newest(after.as_bytes(), &config).unwrap();
+        assert_eq!(count(), 1);
+        // Now the earlier wrapping key is missing, and the command does not give it.
+        for _ in 0..3 {
+            standing
+                .show_newest(before.as_bytes(), &config)
+                .unwrap_err();
+        }
+        assert_eq!(count(), 1);
     }
 }

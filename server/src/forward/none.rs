@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::{HeaderMap, Request};
 use tonic::Status;
 
+use crate::admission::{GroupShare, Share};
 use crate::auth::Caller;
 use crate::config::Config;
 use crate::grpc::RequestBody;
@@ -39,6 +40,10 @@ impl Forwarder {
 }
 
 impl ForwardPool {
+    pub(crate) fn is_forwarded(&self, _: &HeaderMap) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn route(&self, _: Rpc, _: &HeaderMap, _: &Caller) -> CallRoute {
         match *self {}
     }
@@ -48,6 +53,7 @@ impl ForwardPool {
         _: StoreOwner,
         _: Request<RequestBody>,
         _: Rpc,
+        _: (Share, Option<Arc<GroupShare>>),
         _: impl FnOnce(Request<RequestBody>) -> HttpAnswer + Send + 'static,
     ) -> HttpAnswer {
         match **self {}

@@ -134,6 +134,12 @@ impl ApiRequest {
                 let names = given_names(&filled, field.as_ref().map(|field| (field, &message)));
                 return Err(malformed(name, &format!("there is no such field; {names}")));
             }
+            // protobuf merges: it would move the request to another log than that of the path.
+            let found = find(of, first);
+            if !is_of_part && found.as_ref() == field.as_ref() {
+                let why = "the path and the body have its fields; give them there";
+                return Err(malformed(name, why));
+            }
             // Alone first, so that a wrong value is reported with its name.
             alone(of, name, value)
                 .and_then(|()| set(fields, of, name, value))

@@ -54,6 +54,18 @@ const CODES: [&str; 17] = [
 const CANCELED: usize = 1;
 const UNKNOWN: usize = 2;
 
+/// The name of a code, as [`CODES`] spells it.
+pub(crate) fn code_name(code: usize) -> &'static str {
+    CODES.get(code).copied().unwrap_or(CODES[UNKNOWN])
+}
+
+/// The code in a head or in trailers. `None`: it is not there.
+pub(crate) fn code_in(headers: &HeaderMap) -> Option<usize> {
+    let code = headers.get(Status::GRPC_STATUS)?;
+    let code = code.to_str().ok().and_then(|code| code.parse().ok());
+    Some(code.unwrap_or(UNKNOWN))
+}
+
 /// Facts from the head of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestHead {
@@ -226,7 +238,7 @@ pub(crate) struct CallCounter {
 
 impl CallCounter {
     /// Runs the call that `serve` makes of the request and the facts of its head. `serve` also returns the call as the
-    /// audit log has it.
+    /// audit log has it, if its line is to be written when the client gets its answer.
     pub(crate) fn call<B, F>(
         &self,
         mut request: Request<B>,
@@ -295,8 +307,7 @@ impl Call {
     fn count(&mut self, code: usize, trailers: Option<&HeaderMap>) {
         if !std::mem::replace(&mut self.counted, true) {
             if let Some(recorded) = self.recorded.take() {
-                let named = CODES.get(code).copied().unwrap_or(CODES[UNKNOWN]);
-                recorded.ended(code, named, trailers);
+                recorded.ended(code, trailers);
             }
             let handled = &self.method.handled;
             if let Some(counter) = handled.get(code).or_else(|| handled.get(UNKNOWN)) {
@@ -310,9 +321,7 @@ impl Call {
 
     /// Takes the code from a head (a call that failed at once) or from trailers.
     fn count_if_told(&mut self, headers: &HeaderMap) {
-        if let Some(code) = headers.get(Status::GRPC_STATUS) {
-            let code = code.to_str().ok().and_then(|code| code.parse().ok());
-            let code = code.unwrap_or(UNKNOWN);
+        if let Some(code) = code_in(headers) {
             if !self.counted {
                 self.method.refused.count(code, headers);
             }

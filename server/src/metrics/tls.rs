@@ -6,8 +6,8 @@ use prometheus::{Error, GaugeVec, Histogram, IntCounterVec};
 
 use super::{Maker, latency_buckets, seconds_since_1970};
 
-/// Certificates whose expiry is exported.
-const CERTIFICATES: [&str; 2] = ["server", "client_ca"];
+/// Certificates and lists whose expiry is exported.
+const CERTIFICATES: [&str; 3] = ["server", "client_ca", "client_crl"];
 
 /// The end of a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +67,8 @@ impl TlsMetrics {
             expires: make.gauges_by_kind(
                 "wald_tls_certificate_not_after_timestamp_seconds",
                 "Time in seconds since 1970 at which the first certificate in force expires, by kind: server (tls_cert), \
-                 client_ca (tls_client_ca). 0: there is none. Renew it 14 days before.",
+                 client_ca (tls_client_ca), client_crl (the time by which tls_client_crl promises a newer list; an older \
+                 one still counts). 0: there is none. Renew a certificate 14 days before.",
                 &CERTIFICATES,
             )?,
         })
@@ -79,9 +80,15 @@ impl TlsMetrics {
         self.handshake.observe(time.as_secs_f64());
     }
 
-    /// Records when the certificates in force expire.
-    pub(crate) fn expire(&self, server: SystemTime, client_ca: Option<SystemTime>) {
-        for (kind, at) in CERTIFICATES.into_iter().zip([Some(server), client_ca]) {
+    /// Records when the certificates in force expire, and by when there should be a newer revocation list.
+    pub(crate) fn expire(
+        &self,
+        server: SystemTime,
+        client_ca: Option<SystemTime>,
+        client_crl: Option<SystemTime>,
+    ) {
+        let times = [Some(server), client_ca, client_crl];
+        for (kind, at) in CERTIFICATES.into_iter().zip(times) {
             let gauge = self.expires.with_label_values(&[kind]);
             gauge.set(at.map_or(0.0, seconds_since_1970));
         }

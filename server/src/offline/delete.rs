@@ -60,7 +60,7 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches, settings: &Config) -> 
     let deletes = disk.is_some();
     if let Some(disk) = disk {
         let (clock, observer) = (Arc::new(SystemClock), Arc::new(NoObserver));
-        let keys = encryption::start(settings, &disk, Box::new(|_| None))?;
+        let keys = encryption::start_offline(settings, &disk, Box::new(|_| None))?;
         let config = StorageConfig {
             cipher: keys.as_ref().map(encryption::cipher),
             ..config.clone()

@@ -172,3 +172,16 @@ fn memory_lowers_calls_then_connections_and_then_refuses() {
         .unwrap();
     assert!(text.contains("(configured)"), "{text}");
 }
+
+#[test]
+fn large_groups_of_a_replica_take_more_memory() {
+    let bytes = |batch| {
+        let sizes = [("segment_bytes", "256MiB"), ("max_batch_bytes", batch)];
+        replica_bytes(&config(&sizes)) >> 20
+    };
+    let buffer = config(&[]).buffer_bytes.0 >> 20;
+    assert_eq!(bytes("4MiB"), 232 + 2 * (4 + buffer).max(8));
+    assert_eq!(bytes("48MiB"), 232 + 2 * (48 + buffer));
+    // The part and the object are one size where segments are small.
+    assert_eq!(replica_bytes(&config(&[])) >> 20, 248);
+}

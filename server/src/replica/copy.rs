@@ -62,10 +62,45 @@ struct CopyState {
     seen: Option<Instant>,
     /// Whether content of a newer manifest is on its way. It may take long, and a take-over fetches the rest of it anyway.
     is_coming: bool,
+    /// Whether attempts have failed, not because of the bucket's answers alone, and none has succeeded since: the volume may be
+    /// full, or content damaged. A take-over would fail, too.
+    is_failing: bool,
     /// Whether content of the newest manifest is missing.
     is_short: bool,
     /// The last error, which is reported once.
     error: String,
+}
+
+impl CopyState {
+    /// Content of a newer manifest begins to come.
+    fn begins(&mut self) {
+        (self.is_coming, self.is_short) = (!self.is_failing, true);
+    }
+
+    /// Bytes of it have come. An error that follows a long fetch does not end the stand-by at once.
+    fn moves(&mut self) {
+        if let Some(seen) = self.seen.as_mut().filter(|_| !self.is_failing) {
+            *seen = Instant::now();
+        }
+    }
+
+    /// An attempt has failed. The bucket may answer the same question later.
+    fn fails(&mut self, is_unreachable: bool) {
+        self.is_coming = false;
+        self.is_failing |= !is_unreachable;
+    }
+
+    /// The copy has everything. Returns whether it is the first time.
+    fn has_all(&mut self) -> bool {
+        (self.is_coming, self.is_failing, self.is_short) = (false, false, false);
+        self.error.clear();
+        self.seen.replace(Instant::now()).is_none()
+    }
+
+    fn is_caught_up(&self, within: Duration) -> bool {
+        let is_recent = |seen: Instant| self.is_coming || seen.elapsed() < within;
+        self.seen.is_some_and(is_recent)
+    }
 }
 
 impl Copying {
@@ -117,9 +152,8 @@ impl Copying {
         }
     }
 
-    /// Ends the copy, and its readers. Returns the content that is kept, and whether that is everything that the bucket has
-    /// shown.
-    pub(super) fn end(&mut self) -> (KeptContent, bool) {
+    /// Ends the copy, and its readers. Returns whether it keeps everything that the bucket has shown.
+    pub(super) fn end(&mut self) -> bool {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(runs) = self.runs.take() {
             runs.thread().unpark();
@@ -129,15 +163,13 @@ impl Copying {
         }
         self.shared.reader.hide();
         let state = self.shared.state.lock();
-        (state.kept, state.seen.is_some() && !state.is_short)
+        state.seen.is_some() && !state.is_short
     }
 
-    /// Whether the copy has had everything within this time, or once, and fetches the next content since then. Nobody would follow
-    /// an owner that dies during a long fetch otherwise.
+    /// Whether the copy has had everything within this time, or once, and fetches the next content since then without a
+    /// failure. Nobody would follow an owner that dies during a long fetch otherwise.
     pub(super) fn is_caught_up(&self, within: Duration) -> bool {
-        let state = self.shared.state.lock();
-        let is_recent = |seen: Instant| state.is_coming || seen.elapsed() < within;
-        state.seen.is_some_and(is_recent)
+        self.shared.state.lock().is_caught_up(within)
     }
 
     /// Notes the generation of the key ring that the owner has announced.
@@ -203,7 +235,7 @@ impl CopyWork {
                 Err(FetchError::Empty { .. }) => RETRY_PAUSE,
                 Err(error) => {
                     self.shared.report(&error.to_string());
-                    self.shared.state.lock().is_coming = false;
+                    self.shared.state.lock().fails(is_unreachable(&error));
                     let pause = retry_pause;
                     if !is_unreachable(&error) {
                         followed = None;
@@ -235,10 +267,7 @@ impl CopyWork {
         let newest = runtime.block_on(followed.tail.manifest());
         let newest = newest.map_err(ShipError::Tail)?.map(|row| row.name);
         if newest != followed.name {
-            {
-                let mut state = self.shared.state.lock();
-                (state.is_coming, state.is_short) = (true, true);
-            }
+            self.shared.state.lock().begins();
             self.keep(followed)?;
             followed.name = newest;
             followed.is_new = true;
@@ -261,15 +290,13 @@ impl CopyWork {
             self.show(followed)?;
         }
         let mut state = self.shared.state.lock();
-        (state.is_coming, state.is_short) = (false, false);
-        if state.seen.replace(Instant::now()).is_none() {
+        if state.has_all() {
             tracing::info!(
                 fetched = state.kept.fetched,
                 bytes = state.kept.bytes,
                 "this stand-by has the files of the store, and may take it over"
             );
         }
-        state.error.clear();
         Ok(())
     }
 
@@ -296,10 +323,9 @@ impl CopyWork {
     /// Fetches the content of the newest manifest that the directory does not keep.
     fn keep(&self, followed: &mut CopyInProgress) -> Result<(), FetchError> {
         let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory, None)?;
-        let mut goes_on = || {
-            // An error that follows a long fetch does not end the stand-by at once.
-            if let Some(seen) = &mut self.shared.state.lock().seen {
-                *seen = Instant::now();
+        let mut goes_on = |bytes: u64| {
+            if bytes > 0 {
+                self.shared.state.lock().moves();
             }
             self.shared.goes_on()
         };
@@ -307,7 +333,7 @@ impl CopyWork {
             // Old and new content do not fit together.
             Err(error) if error.is_out_of_space() => {
                 self.shared.reader.hide();
-                fetch.forget_others(&followed.rows)?;
+                fetch.forget_others(&self.directory)?;
                 fetch.keep(&followed.rows, &mut goes_on)?
             }
             kept => kept?,
@@ -346,7 +372,7 @@ impl CopyWork {
         let mut config = self.config.storage();
         config.cipher = self.keys.as_ref().map(encryption::cipher);
         let manifest = followed.manifest.as_ref();
-        let view = BackupView::of_copy(disk, manifest, &followed.rows, &config)?;
+        let view = BackupView::of_copy(Arc::clone(&disk), manifest, &followed.rows, &config)?;
         match StoreCopy::open(view, config, Arc::new(SystemClock)) {
             Ok(copy) => {
                 let position = copy.position().get();
@@ -360,7 +386,7 @@ impl CopyWork {
             }
         }
         if let (Some(files), Some(manifest)) = (&followed.files, &followed.manifest) {
-            files.forget_others(&followed.rows)?;
+            files.forget_others(&*disk)?;
             followed.rows.forget_below(manifest.position)?;
         }
         followed.is_new = false;
@@ -384,7 +410,52 @@ fn journal_part(row: TailPart) -> JournalPart {
 fn is_unreachable(error: &FetchError) -> bool {
     match error {
         FetchError::Ship(ShipError::Tail(error)) => error.kind() == TailErrorKind::Unreachable,
-        FetchError::Ship(ShipError::Bucket(_)) => true,
+        FetchError::Ship(ShipError::Bucket(_)) => !error.is_damage(),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn copy_whose_fetches_fail_is_not_caught_up_until_one_succeeds() {
+        let mut state = CopyState::default();
+        state.begins();
+        state.moves();
+        assert!(!state.is_caught_up(WITHIN), "it never had everything");
+        assert!(state.has_all());
+        // A long fetch, and an error of the bucket.
+        for _ in 0..2 {
+            state.begins();
+            for _ in 0..100 {
+                tokio::time::advance(WITHIN).await;
+                assert!(state.is_caught_up(WITHIN));
+                state.moves();
+            }
+            state.fails(true);
+            assert!(state.is_caught_up(WITHIN));
+        }
+        // The volume is full: the first bytes of a file come again with each attempt.
+        state.begins();
+        state.moves();
+        state.fails(false);
+        tokio::time::advance(WITHIN).await;
+        for _ in 0..100 {
+            state.begins();
+            state.moves();
+            assert!(!state.is_caught_up(WITHIN));
+            state.fails(false);
+            state.begins();
+            state.fails(true);
+            assert!(!state.is_caught_up(WITHIN));
+            tokio::time::advance(LONGEST_PAUSE).await;
+        }
+        state.begins();
+        assert!(!state.has_all());
+        assert!(state.is_caught_up(WITHIN));
     }
 }

@@ -310,6 +310,20 @@ impl Fetch {
         self.files.as_ref().map_or(0, |files| files.bytes())
     }
 
+    /// Removes content that a stand-by has kept and that no restore needs, and returns the bytes that a restore reads from the
+    /// bucket.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub(crate) fn make_room(&self, target: &Path) -> Result<u64, FetchError> {
+        let Some(files) = &self.files else {
+            return Ok(0);
+        };
+        let disk = RealDisk::open(target)?;
+        files.forget_others(&*disk)?;
+        Ok(files.missing_bytes(&*disk)?)
+    }
+
     /// Makes sure that a restore could begin: the directory is empty, and the first part of the journal is there. Reads that
     /// part, so a restore needs another fetch.
     ///
@@ -322,14 +336,14 @@ impl Fetch {
     }
 
     /// Keeps the content of the files in the directory of a copy, for readers and for a later restore there. `goes_on` is
-    /// asked before each file.
+    /// asked before each piece, and receives the number of bytes that have come since its last call.
     ///
     /// # Errors
     /// If the bucket or the file system fails.
     pub(crate) fn keep(
         &self,
         copy: &CopyTail,
-        goes_on: &mut dyn FnMut() -> bool,
+        goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<KeptContent, FetchError> {
         match &self.files {
             Some(files) => Ok(files.keep(copy, goes_on)?),
@@ -341,9 +355,9 @@ impl Fetch {
     ///
     /// # Errors
     /// If the file system fails.
-    pub(crate) fn forget_others(&self, copy: &CopyTail) -> Result<(), FetchError> {
+    pub(crate) fn forget_others(&self, target: &Path) -> Result<(), FetchError> {
         match &self.files {
-            Some(files) => Ok(files.forget_others(copy)?),
+            Some(files) => Ok(files.forget_others(&*RealDisk::open(target)?)?),
             None => Ok(()),
         }
     }
@@ -354,8 +368,8 @@ impl Fetch {
     }
 
     /// Makes a store of it in an empty directory. Begins again with the newest manifest if the owner removes rows or files
-    /// meanwhile, and calls `repeats` with the reason. `before` is called with the empty directory each time. `progress` receives the number of bytes read from files since its
-    /// last call.
+    /// meanwhile, and calls `repeats` with the reason. `keys` writes the key ring each time, as in
+    /// [`ReplicaContent::restore_with`]. `progress` receives the number of bytes read from files since its last call.
     ///
     /// # Errors
     /// As [`ReplicaContent::restore`], and [`Fetch::begin`].
@@ -363,7 +377,7 @@ impl Fetch {
         &mut self,
         target: &Path,
         restored_as: RestoredAs,
-        before: &mut dyn FnMut(&dyn Disk) -> io::Result<()>,
+        keys: &mut dyn FnMut(&dyn Disk) -> io::Result<()>,
         progress: &mut dyn FnMut(u64),
         repeats: &mut dyn FnMut(&FetchError),
     ) -> Result<Restored, FetchError> {
@@ -372,12 +386,9 @@ impl Fetch {
         loop {
             let disk: Arc<dyn Disk> = RealDisk::open(target)?;
             let storage = self.storage.clone();
-            before(&*disk).map_err(|source| RestoreError::Io {
-                action: format!("writing the key ring in {}", disk.location()),
-                source,
-            })?;
-            let restored = self
-                .with_content(|content| content.restore(&disk, &storage, restored_as, progress));
+            let restored = self.with_content(|content| {
+                content.restore_with(keys, &disk, &storage, restored_as, progress)
+            });
             let error = match restored {
                 Ok(restored) => return Ok(restored),
                 Err(FetchError::Restore(

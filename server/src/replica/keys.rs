@@ -61,12 +61,7 @@ pub(super) fn show(remote: &Remote, config: &Config, keys: &KeyRing) -> Result<(
             )),
         };
     };
-    let shown = keys.show(&ring).or_else(|_| {
-        // The owner may have a new wrapping key, and this node, too.
-        keys.read_keks(config)?;
-        keys.show(&ring)
-    });
-    shown.map_err(failed)
+    keys.show_newest(&ring, config).map_err(failed)
 }
 
 /// Makes sure that this node has the keys of the bucket's store. Changes nothing.

@@ -291,7 +291,7 @@ impl StandBy<'_> {
     /// Fences the owner, and makes a store of the kept content and the rest.
     fn take_over(&mut self, owner: &OwnerRecord) -> Result<(), StandByError> {
         self.start.decided = Some(Instant::now());
-        let (kept, has_all) = self.copy.end();
+        let has_all = self.copy.end();
         // Calls must not go to the owner that is gone. A node that has not stood by shows no owner.
         self.facts.owner.send_if_modified(|shown| {
             let has_stood_by = shown.is_some();
@@ -309,7 +309,7 @@ impl StandBy<'_> {
             "the owner has ended; this node takes the store over"
         );
         let is_copied = self.is_caught_up && has_all;
-        let fetched = self.start.fetch(self.config, kept.bytes, is_copied);
+        let fetched = self.start.fetch(self.config, is_copied);
         match fetched {
             Ok(()) => {}
             // Another node was faster, or the owner lives.

@@ -229,6 +229,8 @@ impl v1::ops_service_server::OpsService for Services {
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> RpcResult<v1::DrainResponse> {
+        // The message can come long after the head.
+        caller(request.extensions())?.allow_server(ServerRight::Drain)?;
         let delay = drain_delay(request.get_ref())?;
         let is_first = self.0.drain.send_if_modified(|asked| {
             let is_first = asked.is_none();

@@ -17,7 +17,7 @@ use x509_cert::spki::{ObjectIdentifier, SubjectPublicKeyInfoOwned};
 use super::clients::ClientVerifier;
 use super::files::{Contents, TlsFiles};
 use super::pem::PemKind;
-use super::revocation::{check_signature, is_version_1};
+use super::revocation::{check_signature, is_version_1, next_update};
 use super::{TlsPort, TlsState};
 use crate::config::ClientAuth;
 use crate::reload::Fault;
@@ -29,7 +29,9 @@ pub(super) struct CheckedFiles {
     pub(super) server_expires: SystemTime,
     /// Time at which the first CA certificate for clients expires.
     pub(super) client_ca_expires: Option<SystemTime>,
-    /// A sentence for each certificate that is of no use, with its setting.
+    /// Time by which the first revocation list promises a newer one.
+    pub(super) client_crl_expires: Option<SystemTime>,
+    /// A sentence for each certificate or list that is of no use, with its setting.
     pub(super) warnings: Vec<String>,
 }
 
@@ -96,6 +98,21 @@ impl TlsFiles {
         };
         let left_out = roots.iter().flat_map(|roots| &roots.left_out);
         warnings.extend(left_out.map(|why| format!("tls_client_ca: {why}")));
+        let mut client_crl_expires: Option<SystemTime> = None;
+        if self.client_crl.is_some() && roots.is_some() {
+            let lists = revocations(&contents.client_crl).unwrap_or_default();
+            for (issuer, next) in lists.iter().filter_map(next_update) {
+                client_crl_expires = Some(client_crl_expires.map_or(next, |first| first.min(next)));
+                // To refuse all clients of the CA would be worse.
+                if next <= now {
+                    warnings.push(format!(
+                        "tls_client_crl: the list of {issuer} is out of date since {}; certificates that were revoked \
+                         since then are accepted",
+                        shown(next)
+                    ));
+                }
+            }
+        }
         Ok(CheckedFiles {
             state: TlsState {
                 grpc: config(TlsPort::Grpc, for_grpc.as_ref())?,
@@ -105,6 +122,7 @@ impl TlsFiles {
             },
             server_expires: expires,
             client_ca_expires: roots.as_ref().map(|roots| roots.expires),
+            client_crl_expires,
             warnings,
         })
     }

@@ -50,7 +50,13 @@ impl ReloadedFiles for TlsSource {
 }
 
 fn report(metrics: &TlsMetrics, checked: &CheckedFiles) {
-    metrics.expire(checked.server_expires, checked.client_ca_expires);
+    let CheckedFiles {
+        server_expires,
+        client_ca_expires,
+        client_crl_expires,
+        ..
+    } = *checked;
+    metrics.expire(server_expires, client_ca_expires, client_crl_expires);
     // In one line: the log takes one line a second from one place.
     let (shown, more) = checked
         .warnings

@@ -1,12 +1,15 @@
 //! Checks the signatures of revocation lists when they are loaded. webpki checks them in each handshake, so a list
 //! with a wrong signature would refuse every client of its CA.
 
+use std::time::SystemTime;
+
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use x509_cert::Certificate;
 use x509_cert::crl::CertificateList;
 use x509_cert::der::asn1::AnyRef;
 use x509_cert::der::{self, Decode as _, Encode, Reader as _, SliceReader, Tag};
+use x509_cert::name::Name;
 
 /// Checks the signature of a list with the keys of its issuer among the CAs. A list of another issuer passes: its
 /// certificate comes with that of a client.
@@ -51,6 +54,13 @@ pub(super) fn check_signature(
         )),
         false => Ok(()),
     }
+}
+
+/// The issuer of a list, and the time by which it promises a newer one. `None`: it promises none.
+pub(super) fn next_update(list: &CertificateRevocationListDer<'_>) -> Option<(Name, SystemTime)> {
+    let parsed = CertificateList::from_der(list).ok()?.tbs_cert_list;
+    let next = parsed.next_update?.to_system_time();
+    Some((parsed.issuer, next))
 }
 
 /// Whether a list has the old form, which has no number of a version before its algorithm.

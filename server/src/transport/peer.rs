@@ -45,10 +45,11 @@ const CALL_BYTES: u64 = 128;
 /// when its head is here.
 const USEFUL_AHEAD: u64 = 64 << 10;
 
-/// Most streams of health that are open, of all connections and of one. Nobody needs a credential for them, and they
-/// end when their clients end them.
-const MOST_WATCHES: usize = 1024;
-const MOST_OWN_WATCHES: usize = 8;
+/// Maximum number of calls for which nobody needs a credential, of all connections, and the memory of one in bytes. They end
+/// when their clients end them. Each connection may have one in any case, so that no client keeps others out.
+const MOST_FREE_CALLS: usize = 2048;
+pub(crate) const FREE_CALL_BYTES: u64 = 4 << 10;
+pub(crate) const ALL_FREE_CALLS_BYTES: u64 = MOST_FREE_CALLS as u64 * FREE_CALL_BYTES;
 
 /// Time without a call after which a connection leaves if another one needs its window.
 pub(super) const IDLE: Duration = Duration::from_secs(10);
@@ -81,9 +82,8 @@ struct PeerState {
     window: AtomicU64,
     /// Calls that have not ended.
     calls: AtomicUsize,
-    /// Those for which nobody needs a credential, and the streams of health among them.
+    /// Those for which nobody needs a credential.
     free: AtomicUsize,
-    watches: AtomicUsize,
     /// Calls that the client gave up, since the connection was accepted.
     cancelled: AtomicU64,
     /// Whether a request head has arrived whole.
@@ -135,9 +135,8 @@ pub(crate) struct Connections {
     grace: Duration,
     /// Calls that have not ended.
     calls: AtomicUsize,
-    /// Those for which nobody needs a credential, and the streams of health among them.
+    /// Those for which nobody needs a credential.
     free: AtomicUsize,
-    watches: AtomicUsize,
     /// Most calls that need a credential; further ones are refused.
     max_calls: usize,
     /// Calls whose rest is received after they have ended.
@@ -166,7 +165,6 @@ impl Connections {
             grace: Duration::ZERO,
             calls: AtomicUsize::default(),
             free: AtomicUsize::default(),
-            watches: AtomicUsize::default(),
             max_calls,
             farewells: AtomicUsize::default(),
             queued: AtomicU64::default(),
@@ -424,34 +422,21 @@ impl Peer {
     /// Counts the call that began last as one for which nobody needs a credential, until the value is dropped: it takes
     /// nothing of `max_calls`, and its connection gives way like one without calls. A client that holds such calls open
     /// would keep others out.
-    pub(super) fn free_call(&self) -> FreeCall {
-        self.state.free.fetch_add(1, Ordering::Relaxed);
+    ///
+    /// # Errors
+    /// With the numbers of such calls if the connection has more than are free for others.
+    pub(super) fn free_call(&self) -> Result<FreeCall, TooManyCalls> {
         let all = &self.state.connections.free;
-        all.fetch_add(1, Ordering::Relaxed);
+        let open = all.fetch_add(1, Ordering::Relaxed) + 1;
+        let own = self.state.free.fetch_add(1, Ordering::Relaxed) + 1;
+        let call = FreeCall(Arc::clone(&self.state));
         if self.state.is_idle() {
             self.state.rest();
         }
-        FreeCall {
-            state: Arc::clone(&self.state),
-            is_watch: false,
-        }
-    }
-
-    /// Counts the call that began last as a stream of health.
-    ///
-    /// # Errors
-    /// With the numbers of such streams if it is one too many.
-    pub(super) fn watch(&self) -> Result<FreeCall, TooManyCalls> {
-        let mut watch = self.free_call();
-        watch.is_watch = true;
-        let all = &self.state.connections.watches;
-        let open = all.fetch_add(1, Ordering::Relaxed) + 1;
-        let own = self.state.watches.fetch_add(1, Ordering::Relaxed) + 1;
-        let too_many = |limit| TooManyCalls { open, own, limit };
-        match (own > MOST_OWN_WATCHES, open > MOST_WATCHES) {
-            (true, _) => Err(too_many(MOST_OWN_WATCHES)),
-            (false, true) => Err(too_many(MOST_WATCHES)),
-            (false, false) => Ok(watch),
+        let limit = MOST_FREE_CALLS;
+        match own <= limit.saturating_sub(open).max(1) {
+            true => Ok(call),
+            false => Err(TooManyCalls { open, own, limit }),
         }
     }
 
@@ -628,35 +613,32 @@ impl Drop for OpenCall {
 }
 
 /// A call for which nobody needs a credential.
-pub(super) struct FreeCall {
-    state: Arc<PeerState>,
-    is_watch: bool,
-}
+pub(super) struct FreeCall(Arc<PeerState>);
 
 impl FreeCall {
     /// The answer, which stays such a call until it is sent.
     pub(super) fn in_answer(self, answer: Response<Body>) -> Response<Body> {
-        if answer.body().is_end_stream() {
-            return answer;
-        }
-        answer.map(|body| {
-            Body::new(body.map_frame(move |frame| {
-                let _held = &self;
-                frame
-            }))
-        })
+        held_until_sent(answer, self)
     }
+}
+
+/// The answer, which keeps `held` until it is sent.
+pub(super) fn held_until_sent(answer: Response<Body>, held: impl Send + 'static) -> Response<Body> {
+    if answer.body().is_end_stream() {
+        return answer;
+    }
+    answer.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            let _kept = &held;
+            frame
+        }))
+    })
 }
 
 impl Drop for FreeCall {
     fn drop(&mut self) {
-        let all = &self.state.connections;
-        if self.is_watch {
-            self.state.watches.fetch_sub(1, Ordering::Relaxed);
-            all.watches.fetch_sub(1, Ordering::Relaxed);
-        }
-        self.state.free.fetch_sub(1, Ordering::Relaxed);
-        all.free.fetch_sub(1, Ordering::Relaxed);
+        self.0.free.fetch_sub(1, Ordering::Relaxed);
+        (self.0.connections.free).fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -840,7 +822,7 @@ mod tests {
         let all = Arc::new(Connections::new(usize::MAX, 2));
         let [holder, other] = [(); 2].map(|()| Peer::new(&all));
         let held: Vec<_> = (0..10)
-            .map(|_| (holder.free_call(), holder.begin_call()))
+            .map(|_| (holder.free_call().ok().unwrap(), holder.begin_call()))
             .collect();
         let call = other.begin_call();
         assert_eq!(other.check_calls(), Ok(()));
@@ -849,27 +831,33 @@ mod tests {
     }
 
     #[test]
-    fn streams_of_health_have_a_bound_of_their_own() {
+    fn free_calls_have_a_bound_of_their_own_that_keeps_no_connection_out() {
         let all = Arc::new(Connections::default());
-        let open = |peer: &Peer| peer.watch().map(|watch| (watch, peer.begin_call()));
-        let [greedy, last] = [(); 2].map(|()| Peer::new(&all));
-        let mut held: Vec<_> = (0..MOST_OWN_WATCHES).map(|_| open(&greedy)).collect();
-        let refused = open(&greedy).err().unwrap();
-        assert_eq!((refused.own, refused.limit), (9, MOST_OWN_WATCHES));
-        while held.len() < MOST_WATCHES {
-            held.push(open(&Peer::new(&all)));
+        let open = |peer: &Peer| peer.free_call().map(|free| (free, peer.begin_call()));
+        let mut held = Vec::new();
+        let connections = 1_000;
+        for _ in 0..connections {
+            let peer = Peer::new(&all);
+            let own = held.len();
+            while let Ok(call) = open(&peer) {
+                held.push(call);
+            }
+            assert!(held.len() > own, "a connection was kept out");
         }
-        assert!(held.iter().all(Result::is_ok));
-        assert_eq!(open(&last).err().unwrap().limit, MOST_WATCHES);
-        held.pop();
-        assert!(open(&last).is_ok());
+        assert!(held.len() <= MOST_FREE_CALLS + connections);
+        let peer = Peer::new(&all);
+        let _first = open(&peer).ok().unwrap();
+        let refused = open(&peer).err().unwrap();
+        assert_eq!((refused.own, refused.limit), (2, MOST_FREE_CALLS));
+        drop(held);
+        assert!(open(&peer).is_ok());
     }
 
     #[test]
     fn connection_with_nothing_but_free_calls_gives_way() {
         let all = Arc::new(Connections::default());
         let (watching, _watching) = all.enter();
-        let _stream = (watching.begin_call(), watching.watch().ok().unwrap());
+        let _stream = (watching.begin_call(), watching.free_call().ok().unwrap());
         assert!(watching.only_free_calls_since().is_some());
         let call = watching.begin_call();
         assert!(watching.only_free_calls_since().is_none());

@@ -29,11 +29,12 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
+use super::peer::held_until_sent;
 use super::{Incoming, Peer};
 use crate::admission::Admission;
 use crate::answers::{AnswerShare, Counted, may_be_hurried};
-use crate::audit::{AuditLog, AuditedPeer, Trail};
-use crate::auth::{Amount, Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
+use crate::audit::{AuditLog, AuditedPeer, ChangeEnd, RecordedCall, Trail};
+use crate::auth::{Authority, Caller, CertNames, ConnectionTenants, HeldRight, LastCaller};
 use crate::forward::{CallRoute, ForwardPool, Forwarder};
 use crate::grpc::{RequestBody, through_tonic};
 use crate::methods::{Class, Need, Recorded, Rpc};
@@ -231,14 +232,16 @@ impl ConnectionCalls {
         } = &*self.calls;
         counter.call(request, |mut request, head| {
             let free = match head.rpc {
-                Some(rpc) if rpc.class == Class::Health => match self.peer.watch() {
-                    Ok(watch) => Some(watch),
-                    Err(watches) => {
-                        return (CheckedCall::refused(status::watches_busy(&watches)), None);
+                Some(rpc)
+                    if matches!(rpc.class, Class::Probe | Class::Health)
+                        && rpc.need == Need::Nothing =>
+                {
+                    match self.peer.free_call() {
+                        Ok(free) => Some(free),
+                        Err(calls) => {
+                            return (CheckedCall::refused(status::free_calls_busy(&calls)), None);
+                        }
                     }
-                },
-                Some(rpc) if rpc.class == Class::Probe && rpc.need == Need::Nothing => {
-                    Some(self.peer.free_call())
                 }
                 Some(rpc) if rpc.class == Class::Probe => None,
                 _ => match self.peer.check_calls() {
@@ -249,10 +252,12 @@ impl ConnectionCalls {
             let rpc = match book::check(&request, head, *http) {
                 Ok(rpc) => rpc,
                 Err(refusal) => {
-                    // Its text waits for the client.
-                    let free = free.unwrap_or_else(|| self.peer.free_call());
-                    let refusal = Box::new(free.in_answer(*refusal));
-                    return (CheckedCall::Refused(Some(refusal)), None);
+                    // Its text waits for the client. One too many has none.
+                    let refusal = match free.map_or_else(|| self.peer.free_call(), Ok) {
+                        Ok(free) => free.in_answer(*refusal),
+                        Err(_) => refusal.map(|_| Body::empty()),
+                    };
+                    return (CheckedCall::Refused(Some(Box::new(refusal))), None);
                 }
             };
             let names = self.names.as_ref();
@@ -262,28 +267,30 @@ impl ConnectionCalls {
                 Ok(caller) => caller,
                 Err(refusal) => return (CheckedCall::refused(refusal), None),
             };
-            if let Some(tenant) = caller.tenant()
-                && let Err(refusal) = self.tenants.count(tenant)
-            {
-                // It takes a slot of max_connections. That of a proxy may have callers of other tenants.
-                if self.tenants.is_empty() {
-                    self.peer.ask_to_leave();
+            let forward = self.forward.as_ref();
+            let is_forwarded = forward.is_some_and(|forward| forward.is_forwarded(headers));
+            let counted = match caller.tenant() {
+                Some(tenant) if is_forwarded => self.tenants.count_forwarded(tenant).map(Some),
+                Some(tenant) => self.tenants.count(tenant).map(|()| None),
+                None => Ok(None),
+            };
+            let counted = match counted {
+                Ok(counted) => counted,
+                Err(refusal) => {
+                    // It takes a slot of max_connections. That of a proxy may have callers of other tenants, and that of
+                    // a stand-by has the calls of many.
+                    if !is_forwarded && self.tenants.is_empty() {
+                        self.peer.ask_to_leave();
+                    }
+                    return (CheckedCall::refused(refusal), None);
                 }
-                return (CheckedCall::refused(refusal), None);
-            }
-            if rpc.is_small_change()
-                && let Some(tenant) = caller.tenant()
-                && let Err(refusal) = tenant.append(Amount::of_changes(1))
-            {
-                return (CheckedCall::refused(refusal), None);
-            }
+            };
             let must_refuse = rpc.recorded == Recorded::Change
                 && audit.as_ref().is_some_and(|audit| audit.refuses_changes());
             if must_refuse {
                 return (CheckedCall::refused(status::audit_failed(rpc.access)), None);
             }
             let recorded = caller.trail().call().cloned();
-            let forward = self.forward.as_ref();
             let route = forward.map(|forward| forward.route(rpc, request.headers(), &caller));
             if let Some(CallRoute::Refused(refusal)) = route {
                 return (CheckedCall::refused(refusal), recorded);
@@ -304,32 +311,60 @@ impl ConnectionCalls {
             };
             let is_uncharged = body.is_uncharged();
             let request = Request::from_parts(head, body);
-            let call = match (route, forward) {
-                (Some(CallRoute::Owner(owner)), Some(forward)) => CheckedCall::Served {
-                    is_uncharged,
-                    // The owner decides.
-                    goes_on: false,
-                    answer: Some({
-                        let calls = Arc::clone(&self.calls);
-                        let here = move |request| calls.routes.serve(request, rpc, caller);
-                        forward.forward(owner, request, rpc, here)
-                    }),
-                },
-                _ => CheckedCall::Served {
-                    is_uncharged,
-                    goes_on: matches!(rpc.class, Class::Append | Class::AppendBatch),
-                    answer: Some(match free {
+            let (call, recorded) = match (route, forward) {
+                (Some(CallRoute::Owner(owner)), Some(forward)) => {
+                    let served = CheckedCall::Served {
+                        is_uncharged,
+                        // The owner decides, and its audit log has the end.
+                        goes_on: false,
+                        answer: Some({
+                            let calls = Arc::clone(&self.calls);
+                            let shares = (self.peer.share.clone(), caller.share().cloned());
+                            let here = move |request| calls.routes.serve(request, rpc, caller);
+                            forward.forward(owner, request, rpc, shares, here)
+                        }),
+                    };
+                    (served, recorded)
+                }
+                _ => {
+                    let answer: HttpAnswer = match free {
                         None => routes.serve(request, rpc, caller),
                         Some(free) => {
                             let answer = routes.serve(request, rpc, caller);
                             Box::pin(async move { Ok(free.in_answer(answer.await?)) })
                         }
-                    }),
-                },
+                    };
+                    let answer: HttpAnswer = match counted {
+                        None => answer,
+                        Some(counted) => {
+                            Box::pin(async move { Ok(held_until_sent(answer.await?, counted)) })
+                        }
+                    };
+                    let (answer, recorded) = match recorded {
+                        Some(change) if rpc.goes_on() => (with_end(answer, change), None),
+                        recorded => (answer, recorded),
+                    };
+                    let served = CheckedCall::Served {
+                        is_uncharged,
+                        goes_on: rpc.goes_on(),
+                        answer: Some(answer),
+                    };
+                    (served, recorded)
+                }
             };
             (call, recorded)
         })
     }
+}
+
+/// An answer whose change gets its line in the audit log when it is there.
+fn with_end(answer: HttpAnswer, change: Arc<RecordedCall>) -> HttpAnswer {
+    let end = ChangeEnd::new(change);
+    Box::pin(async move {
+        let answer = answer.await?;
+        end.answered(answer.headers());
+        Ok(answer)
+    })
 }
 
 /// A call that is served, or the answer to a request that is refused by its head.
@@ -339,7 +374,7 @@ pub(super) enum CheckedCall {
         answer: Option<HttpAnswer>,
         /// Whether its head is charged when it runs.
         is_uncharged: bool,
-        /// Whether the call continues without its client: the engine has the append, which stays charged and is counted
+        /// Whether the call continues without its client: the engine has the change, which stays charged and is counted
         /// like all others.
         goes_on: bool,
     },

@@ -279,6 +279,59 @@ async fn flood_of_failed_calls_gets_ten_lines_a_second_and_a_count() {
     assert!(lines.iter().any(|line| line["event"] == "refusals"));
 }
 
+/// Its failed calls have used up the lines of refusals. A deletion whose client leaves early must have a line nevertheless.
+#[tokio::test]
+async fn change_whose_client_leaves_early_has_a_line_with_its_end() {
+    let files = Files::new();
+    let [admin, _] = files.principals();
+    let daemon = files.start_with_principals(&[]);
+    let mut logs = daemon.logs().await;
+    let delete = |log: &str| v1::DeleteLogRequest {
+        log: log.to_owned(),
+        ..v1::DeleteLogRequest::default()
+    };
+    let mut left = Vec::new();
+    for number in 0.. {
+        let name = format!("log-{number}");
+        logs.create_log(with_token(create(&name), &admin))
+            .await
+            .unwrap();
+        for _ in 0..12 {
+            let missing = logs.delete_log(with_token(delete("none"), &admin)).await;
+            assert_eq!(missing.unwrap_err().code(), Code::NotFound);
+        }
+        // The flush takes longer than some of these.
+        let given_up = Duration::from_micros(300 * (1 + number % 8));
+        let mut leaving = logs.clone();
+        let deletion = leaving.delete_log(with_token(delete(&name), &admin));
+        if tokio::time::timeout(given_up, deletion).await.is_ok() {
+            continue;
+        }
+        // Changes keep their order, so the deletion has ended if it ever began.
+        logs.create_log(with_token(create(&format!("{name}-after")), &admin))
+            .await
+            .unwrap();
+        let get = v1::GetLogRequest { log: name.clone() };
+        if logs.get_log(with_token(get, &admin)).await.is_err() {
+            left.push(name);
+        }
+        if left.len() == 5 {
+            break;
+        }
+    }
+    for name in left {
+        let line = files
+            .wait_for("audit.log", |lines| {
+                lines.iter().any(|line| {
+                    let is_deletion = line["rpc"] == "wald.v1.LogService/DeleteLog";
+                    is_deletion && line["log"] == name && line["outcome"] == "ok"
+                })
+            })
+            .await;
+        drop(line);
+    }
+}
+
 #[tokio::test]
 async fn refused_request_to_the_http_port_has_a_line() {
     let files = Files::new();

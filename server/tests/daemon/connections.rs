@@ -90,7 +90,7 @@ async fn connection_that_waits_for_a_place_is_logged_and_counted() {
 /// Nobody needs a credential for them.
 #[tokio::test]
 async fn streams_of_health_take_nothing_of_max_calls() {
-    const OWN: usize = 8;
+    const OWN: usize = 40;
     let daemon = Daemon::start(&["--max-calls=2"]);
     let (client, _ended) = connect(&daemon).await;
     let mut watches = Vec::new();
@@ -113,8 +113,6 @@ async fn streams_of_health_take_nothing_of_max_calls() {
         };
         status.to_str().unwrap().to_owned()
     };
-    // RESOURCE_EXHAUSTED
-    assert_eq!(code("/grpc.health.v1.Health/Watch").await, "8");
     assert_eq!(code("/grpc.health.v1.Health/Check").await, "0");
     assert_eq!(code("/wald.v1.OpsService/GetServerInfo").await, "0");
     watches.pop();
@@ -122,6 +120,60 @@ async fn streams_of_health_take_nothing_of_max_calls() {
     assert_eq!(code("/wald.v1.OpsService/GetServerInfo").await, "0");
     let again = call(&client, "/grpc.health.v1.Health/Watch").await.unwrap();
     assert!(again.into_body().data().await.unwrap().is_ok());
+}
+
+/// Clients that take no byte of their answers: at most `MOST` answers wait for them, and one for each connection.
+#[tokio::test]
+async fn calls_without_a_credential_have_a_bound() {
+    const CONNECTIONS: usize = 9;
+    const STREAMS: usize = 256;
+    const MOST: usize = 2048;
+    let daemon = Daemon::start(&["--max-calls=64"]);
+    let address = daemon.start["grpc"].as_str().unwrap();
+    let (mut connections, mut answers) = (Vec::new(), Vec::new());
+    let (mut waiting, mut bare) = (0, 0);
+    for number in 0..CONNECTIONS {
+        let socket = TcpStream::connect(address).await.unwrap();
+        let mut builder = h2::client::Builder::new();
+        let handshake = builder.initial_window_size(0).handshake(socket);
+        let (mut client, connection) = handshake.await.unwrap();
+        connections.push(tokio::spawn(connection));
+        // Streams of health, and requests of browsers.
+        for stream in 0..STREAMS {
+            client = client.ready().await.unwrap();
+            let request = match number % 2 == 0 {
+                true => http::Request::get(format!("http://wald/{stream}")),
+                false => http::Request::post("http://wald/grpc.health.v1.Health/Watch")
+                    .header("content-type", "application/grpc")
+                    .header("te", "trailers"),
+            };
+            let request = request.body(()).unwrap();
+            let is_get = request.method() == http::Method::GET;
+            let (answer, mut body) = client.send_request(request, is_get).unwrap();
+            if !is_get {
+                body.send_data(Bytes::from_static(&[0; 5]), true).unwrap();
+            }
+            let answer = answer.await.unwrap().into_body();
+            match answer.is_end_stream() {
+                true => bare += 1,
+                false => waiting += 1,
+            }
+            answers.push(answer);
+        }
+        // The last connection is not kept out.
+        assert!(waiting > number);
+    }
+    assert!(waiting <= MOST + CONNECTIONS, "{waiting} wait");
+    assert_eq!(waiting + bare, CONNECTIONS * STREAMS);
+    assert!(bare > 0 && waiting > MOST / 2);
+    let (client, _ended) = connect(&daemon).await;
+    for path in [
+        "/grpc.health.v1.Health/Watch",
+        "/wald.v1.OpsService/GetServerInfo",
+    ] {
+        let answer = call(&client, path).await.unwrap();
+        assert!(answer.into_body().data().await.unwrap().is_ok(), "{path}");
+    }
 }
 
 #[tokio::test]

@@ -423,6 +423,52 @@ async fn exported_ring_is_put_back_into_a_restored_directory() {
     assert_eq!(first(&daemon, "a").await, MARK.repeat(50));
 }
 
+#[test]
+fn key_that_a_full_disk_cuts_off_leaves_no_file() {
+    let place = Place::new();
+    let new = place.keys.path().join("new");
+    let binary = wald();
+    // The process gets an error instead of a signal.
+    let limited = "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", limited]).arg(binary.get_program());
+    let refused = output(command.args(["key", "new", "--to"]).arg(&new));
+    assert!(!refused.status.success());
+    assert!(!new.exists());
+    // An existing file stays.
+    let before = fs::read(place.key_file()).unwrap();
+    let refused = output(wald().args(["key", "new", "--to"]).arg(place.key_file()));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("the only copy of a secret"), "{said}");
+    assert!(fs::read(place.key_file()).unwrap() == before);
+}
+
+#[tokio::test]
+async fn logs_stay_erasable_after_an_offline_command_without_the_scope() {
+    let place = Place::new();
+    let scope = "--encryption-scope=log";
+    let daemon = place.start(&[scope]);
+    fill(&daemon, "kept", 1).await;
+    fill(&daemon, "tmp/a", 1).await;
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    let mut delete = wald();
+    delete.arg("delete-logs").arg(place.store());
+    delete.args(["--prefix=tmp/", "--yes"]);
+    let deleted = output(delete.arg("--encryption-key-file").arg(place.key_file()));
+    let said = String::from_utf8_lossy(&deleted.stderr).into_owned();
+    assert!(deleted.status.success(), "{said}");
+    let ring = fs::read_to_string(place.store().join("keys/ring")).unwrap();
+    assert!(ring.contains("\"scope\": \"log\""), "{ring}");
+    let daemon = place.start(&[scope]);
+    let request = v1::DeleteLogRequest {
+        log: "kept".to_owned(),
+        shred: true,
+        ..v1::DeleteLogRequest::default()
+    };
+    daemon.logs().await.delete_log(request).await.unwrap();
+}
+
 #[tokio::test]
 async fn ring_that_the_wrapping_key_does_not_open_is_not_put_back() {
     let place = Place::new();

@@ -221,6 +221,32 @@ async fn a_forged_backup_is_refused_by_its_signature_and_by_digests() {
 }
 
 #[tokio::test]
+async fn backups_of_two_stores_with_one_key_are_not_mixed_up() {
+    let scratch = private_directory();
+    let own = Key::new(scratch.path(), "own");
+    let shelf = Shelf::new();
+    for (id, payload) in [("1", "pay alice 100"), ("2", "pay bob 7")] {
+        let daemon = Daemon::start(&own.setting());
+        pay(&daemon, payload).await;
+        pay(&daemon, payload).await;
+        let saved = saved(&daemon).await;
+        saved.keep_signed(shelf.0.path(), id);
+    }
+    let trust = ["--trust", own.public.to_str().unwrap()];
+    let target = scratch.path().join("restored");
+    for (code, _, said) in [shelf.verify(&trust), shelf.restore(&target, &trust)] {
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("backups of several stores"), "{said}");
+    }
+    assert!(!target.exists());
+    // The operator may name one, and sees its store.
+    let chosen = [&trust[..], &["--backup", "1"]].concat();
+    let (code, out, said) = shelf.restore(&target, &chosen);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(out.contains(" of store "), "{out}");
+}
+
+#[tokio::test]
 async fn changed_and_swapped_signatures_are_refused_each_with_a_sentence() {
     let scratch = private_directory();
     let own = Key::new(scratch.path(), "own");

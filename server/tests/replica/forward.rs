@@ -342,6 +342,61 @@ async fn tokens_are_checked_here_and_by_the_owner() {
     assert_eq!(named(refused.metadata()), address(&one));
 }
 
+/// A tenant at its limit must not end the links on which the calls of others go.
+#[tokio::test]
+async fn tenant_at_its_limit_of_connections_ends_no_link_to_the_owner() {
+    let store = Store::start();
+    let secrets = private_directory();
+    let file = secrets.path().join("auth.toml");
+    let all = r#"["append", "create", "read"]"#;
+    let rules = format!(
+        "[tenant.t]\nprefix = \"t/\"\nlimits = {{ connections = 1 }}\n\
+         [principal.t]\ntenant = \"t\"\nallow = [{{ do = {all}, logs = \"t/\" }}]\n\
+         [principal.other]\nallow = [{{ do = {all}, logs = \"\" }}]\n"
+    );
+    std::fs::write(&file, rules).unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    let [t, other] = ["t", "other"].map(|principal| {
+        let mut command = wald();
+        command.args(["token", "create", "--principal", principal, "--auth-file"]);
+        let made = ends(command.arg(&file));
+        format!("Bearer {}", String::from_utf8(made.stdout).unwrap().trim())
+    });
+    let argument = format!("--auth-file={}", file.display());
+    let more = [&NEVER[..], &["--metrics-open", &argument]].concat();
+    let (first, second) = (private_directory(), private_directory());
+    let one = start(&store, first.path(), "one", &more);
+    let two = start(&store, second.path(), "two", &more);
+    let sent = |log: &str, bearer: &str| {
+        let mut request = Request::new(append(log, "x"));
+        let bearer = bearer.parse().unwrap();
+        request.metadata_mut().insert("authorization", bearer);
+        request
+    };
+    // The tenant has its one connection at the owner.
+    let mut own = one.wal().await;
+    own.append(sent("t/a", &t)).await.unwrap();
+    let mut through = two.wal().await;
+    through.append(sent("a", &other)).await.unwrap();
+    // It keeps a link open that no longer takes calls.
+    let mut scan = Request::new(v1::ScanRequest {
+        selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
+        follow: true,
+        ..v1::ScanRequest::default()
+    });
+    let bearer = other.parse().unwrap();
+    scan.metadata_mut().insert("authorization", bearer);
+    let _follower = through.scan(scan).await.unwrap();
+    let open = "wald_connections{port=\"grpc\"}";
+    let before = one.metric(open);
+    for _ in 0..100 {
+        let refused = through.append(sent("t/a", &t)).await.unwrap_err();
+        assert_eq!(Told::of(&refused).reason, "QUOTA", "{refused:?}");
+        through.append(sent("a", &other)).await.unwrap();
+    }
+    assert_eq!(one.metric(open), before);
+}
+
 /// An owner in the test: the heads of its calls, each answered by `answer`.
 struct FakeOwner {
     address: String,

@@ -4,10 +4,16 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
+};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
+use tokio::time::timeout;
 
 use crate::error::{BucketError, BucketErrorKind};
 use crate::settings::{BucketSettings, Credentials, read_credentials};
@@ -15,13 +21,60 @@ use crate::url::{BucketUrl, Scheme};
 
 /// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time for one request, with its body. A part of 8 MiB needs 140 KiB/s.
+/// Maximum time for one request, with its body, if the body is not larger than [`USUAL_BODY`].
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Largest body of most requests, bytes: a part of a file. It needs 140 KiB/s.
+const USUAL_BODY: u64 = 8 << 20;
+/// Bytes a second that a connection to the store carries at least.
+pub(crate) const SLOWEST: u64 = 140 << 10;
+/// Maximum time for a request with the largest body: a manifest, or the rows of a group.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// Maximum number of retries of a request, after 5xx, 429, a failed connection, or a timeout of a request that may
 /// be repeated. The pauses grow from 0.1 to 5 s: 12 s at most together.
 const RETRIES: usize = 6;
 /// No retry begins later than this after the first attempt.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Maximum time for one request with a body of this size.
+pub(crate) fn request_timeout(bytes: u64) -> Duration {
+    let beyond = bytes.saturating_sub(USUAL_BODY);
+    let time = REQUEST_TIMEOUT + Duration::from_millis(beyond.saturating_mul(1000) / SLOWEST);
+    time.min(LONGEST_TIMEOUT)
+}
+
+/// Connects clients whose time for a request depends on the size of its body.
+#[derive(Debug, Default)]
+struct BySize;
+
+impl HttpConnector for BySize {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let connector = ReqwestConnector::default();
+        let longer = options.clone().with_timeout(LONGEST_TIMEOUT);
+        Ok(HttpClient::new(SizedRequests {
+            usual: connector.connect(options)?,
+            large: connector.connect(&longer)?,
+        }))
+    }
+}
+
+/// Two clients: the timeout of `reqwest` belongs to a client, and `object_store` cannot set that of a request.
+#[derive(Debug)]
+struct SizedRequests {
+    usual: HttpClient,
+    large: HttpClient,
+}
+
+#[async_trait]
+impl HttpService for SizedRequests {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let bytes = request.body().content_length() as u64;
+        if bytes <= USUAL_BODY {
+            return self.usual.execute(request).await;
+        }
+        let answer = timeout(request_timeout(bytes), self.large.execute(request)).await;
+        answer.unwrap_or_else(|late| Err(HttpError::new(HttpErrorKind::Timeout, late)))
+    }
+}
 
 /// Makes the client. Sends nothing.
 ///
@@ -69,6 +122,7 @@ pub(crate) fn open(
             check_endpoint(url, endpoint.as_deref(), settings)?;
             let builder = builder
                 .with_client_options(options)
+                .with_http_connector(BySize)
                 .with_retry(retries)
                 .with_bucket_name(&url.bucket);
             Ok(Arc::new(builder.build().map_err(failed)?))
@@ -89,6 +143,7 @@ pub(crate) fn open(
             check_endpoint(url, endpoint.as_deref(), settings)?;
             let builder = builder
                 .with_client_options(options)
+                .with_http_connector(BySize)
                 .with_retry(retries)
                 .with_bucket_name(&url.bucket);
             Ok(Arc::new(builder.build().map_err(failed)?))
@@ -105,6 +160,7 @@ pub(crate) fn open(
             check_endpoint(url, endpoint.as_deref(), settings)?;
             let builder = builder
                 .with_client_options(options)
+                .with_http_connector(BySize)
                 .with_retry(retries)
                 .with_container_name(&url.bucket);
             Ok(Arc::new(builder.build().map_err(failed)?))
@@ -195,6 +251,62 @@ mod tests {
         settings.endpoint = Some("https://me:hunter2@127.0.0.1".to_owned());
         let refused = opened("s3://wald/x", &settings).unwrap_err().to_string();
         assert!(!refused.contains("hunter2"), "{refused}");
+    }
+
+    /// A link of 300 KiB/s behind a client whose requests end after `limit`.
+    #[derive(Debug)]
+    struct SlowLink {
+        limit: Duration,
+    }
+
+    #[async_trait]
+    impl HttpService for SlowLink {
+        async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+            let millis = request.body().content_length() as u64 * 1000 / (300 << 10);
+            let sent = tokio::time::sleep(Duration::from_millis(millis));
+            let late = |late| HttpError::new(HttpErrorKind::Timeout, late);
+            timeout(self.limit, sent).await.map_err(late)?;
+            Ok(HttpResponse::new(Vec::new().into()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_larger_body_has_more_time() {
+        let link = |limit| HttpClient::new(SlowLink { limit });
+        let client = SizedRequests {
+            usual: link(REQUEST_TIMEOUT),
+            large: link(LONGEST_TIMEOUT),
+        };
+        let put = async |bytes: usize| {
+            let begun = tokio::time::Instant::now();
+            let request = HttpRequest::new(vec![0; bytes].into());
+            (
+                client.call(request).await.is_ok(),
+                begun.elapsed().as_secs(),
+            )
+        };
+        assert_eq!(put(8 << 20).await, (true, 27));
+        assert_eq!(put(63 << 20).await, (true, 215));
+        // A request that the network swallows has a bound, too.
+        let swallowed = SizedRequests {
+            usual: link(REQUEST_TIMEOUT),
+            large: HttpClient::new(Swallows),
+        };
+        let begun = tokio::time::Instant::now();
+        let request = HttpRequest::new(vec![0; 9 << 20].into());
+        let late = swallowed.call(request).await.unwrap_err();
+        assert_eq!(late.kind(), HttpErrorKind::Timeout);
+        assert_eq!(begun.elapsed().as_secs(), 67);
+    }
+
+    #[derive(Debug)]
+    struct Swallows;
+
+    #[async_trait]
+    impl HttpService for Swallows {
+        async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
+            std::future::pending().await
+        }
     }
 
     #[test]

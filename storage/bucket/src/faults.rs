@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::bucket::Bucket;
+use crate::client::request_timeout;
 use crate::observe::Tally;
 
 /// A fault of one write.
@@ -67,6 +68,8 @@ pub(crate) struct StoreFaults {
     pub(crate) denied: AtomicBool,
     /// Every request fails with 503.
     pub(crate) down: AtomicBool,
+    /// Bytes a second of the way to the store; 0 = no limit. The client gives requests up as the real one does.
+    pub(crate) slow_way: AtomicU64,
     /// Requests that fail by chance.
     pub(crate) weather: Mutex<Option<Weather>>,
     /// Number of objects that lists have named, by directory.
@@ -130,6 +133,16 @@ impl StoreFaults {
         let weather = weather.as_mut()?;
         let lost = weather.random.random_bool(weather.lost);
         lost.then_some(StoreFault::AnswerLost)
+    }
+
+    /// Waits until a body has reached the store.
+    async fn travels(&self, bytes: u64) -> Result<(), Error> {
+        let Some(time) = (bytes * 1000).checked_div(self.slow_way.load(Ordering::Relaxed)) else {
+            return Ok(());
+        };
+        let travels = tokio::time::sleep(Duration::from_millis(time));
+        let travels = tokio::time::timeout(request_timeout(bytes), travels).await;
+        travels.map_err(|_| generic("operation timed out"))
     }
 
     /// Waits or fails before a request reaches the store.
@@ -244,6 +257,7 @@ impl ObjectStore for Faulty {
             opts.attributes = Attributes::default();
         }
         self.faults.begin(location).await?;
+        (self.faults.travels(payload.content_length() as u64)).await?;
         with(
             self.faults.next_at(location),
             self.inner.put_opts(location, payload, opts),

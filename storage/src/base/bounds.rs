@@ -16,8 +16,9 @@ pub(crate) const EPOCHS: u64 = 1 << 23;
 pub(crate) const POSITIONS: u64 = 1 << 62;
 /// Lsns, and numbers of records, are below this.
 pub(crate) const LSNS: u64 = 1 << 62;
-/// Counters of log ids are below this where they are read. Another 2^39 of them can still be assigned.
-pub(crate) const COUNTERS: u64 = 1 << 39;
+/// Counters of log ids are below this where they are read. The first one of an epoch is at most 2^39
+/// ([`LogId::first_counter`]), so 2^38 logs of an epoch read back, and another 2^38 can still be assigned.
+pub(crate) const COUNTERS: u64 = (1 << 40) - (1 << 38);
 /// Ids of segments are below this. A run has 4 GiB of addresses for each, from 2^63 on.
 pub(crate) const SEGMENTS: u64 = (1 << 31) - (1 << 20);
 /// Maximum bytes of a segment or a run: offsets in one are kept in 32 bits.

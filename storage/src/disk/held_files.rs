@@ -140,7 +140,7 @@ impl Backups {
 
     /// Notes the end of a complete backup. If the store cannot keep the time, the store still works: only the
     /// metric loses it with a restart.
-    pub(crate) fn ended(&self, now: Timestamp) {
+    fn note_ended(&self, now: Timestamp) {
         let mut ended = self.ended.lock();
         *ended = Some(now);
         if let Err(error) = directory::write_last_backup(&*self.disk, now) {
@@ -169,6 +169,7 @@ impl Backups {
         Some(Pin {
             backups: Arc::clone(self),
             number,
+            purpose,
         })
     }
 
@@ -223,15 +224,19 @@ impl Backups {
         left.iter().for_each(|path| state.doom(path));
     }
 
-    /// Moves a file to another name. A backup that holds the file keeps it under its name until it ends.
+    /// Moves a file to another name. A backup that holds the file keeps it under its name until it ends. If an earlier file of
+    /// the other name was to be removed, this one is not.
     pub(crate) fn set_aside(&self, path: &str, aside: &str) -> io::Result<()> {
         let mut state = self.state.lock();
-        if !state.holds(path) {
-            return self.disk.rename(path, aside);
+        if state.holds(path) {
+            let bytes = read_whole(&*self.disk, path)?;
+            disk::replace_file(&*self.disk, &format!("{aside}.new"), aside, &[&bytes])?;
+            state.doom(path);
+        } else {
+            self.disk.rename(path, aside)?;
         }
-        let bytes = read_whole(&*self.disk, path)?;
-        disk::replace_file(&*self.disk, &format!("{aside}.new"), aside, &[&bytes])?;
-        state.doom(path);
+        state.doomed.retain(|doomed| doomed != aside);
+        self.forget(aside);
         Ok(())
     }
 
@@ -311,9 +316,17 @@ impl Backups {
 pub(crate) struct Pin {
     backups: Arc<Backups>,
     number: u64,
+    purpose: PinPurpose,
 }
 
 impl Pin {
+    /// Notes that everything was sent. The files of a replica are no backup: the owner removes older ones by itself.
+    pub(crate) fn ended(&self, now: Timestamp) {
+        if self.purpose == PinPurpose::Backup {
+            self.backups.note_ended(now);
+        }
+    }
+
     /// Notes that a part of the backup is taken now.
     ///
     /// # Errors

@@ -22,9 +22,10 @@ pub(super) struct FileMap(Mmap);
 /// # Errors
 /// `EFAULT` if the device cannot read one of its pages.
 pub(super) fn map(file: &File) -> io::Result<FileMap> {
-    // SAFETY: the map is read only. Its file must not be cut or changed while it is mapped: the engine
-    // neither writes nor cuts finished segments, the directory is locked against another engine, and
-    // the bytes are copied and verified before use. `FileMap::read` reads the pages before it touches
+    // SAFETY: the map is read only. Its file must not be changed while it is mapped, nor be cut where it
+    // is read: the engine does not write to finished segments, cuts them only behind their frames
+    // (`Sorter::give_ends_back`), and reads no further. The directory is locked against another engine,
+    // and the bytes are copied and verified before use. `FileMap::read` reads the pages before it touches
     // them. Only a file that another program cuts, or a device that fails, between these two steps
     // raises SIGBUS; that is the documented price of this strategy.
     let map = FileMap(unsafe { Mmap::map(file)? });

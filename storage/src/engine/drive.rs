@@ -303,10 +303,11 @@ impl Intake {
         }
     }
 
-    fn marked(&self) {
+    fn marked(&self, room: u64) {
         let mut state = self.state.lock();
         state.writing = false;
         state.marked = true;
+        state.callers.room = room;
     }
 
     /// Notes a flush that answered `answered` requests and ended at `now`, after `took`.
@@ -364,8 +365,11 @@ fn run(core: &Arc<Core>) {
         match core.intake.next(core) {
             Job::Write(submissions) => drop(core.intake.wrote(core.write(submissions))),
             Job::Mark => {
-                core.committer.lock().mark();
-                core.intake.marked();
+                let mut committer = core.committer.lock();
+                committer.mark();
+                let room = committer.room();
+                drop(committer);
+                core.intake.marked(room);
             }
             Job::Flush => drop(core.flush()),
             Job::Stop => return,
@@ -601,6 +605,56 @@ mod tests {
         let mut last = gather(&core, 1);
         core.write_gathered();
         assert_eq!(level_of(&mut last), Some(Durability::Written));
+    }
+
+    #[test]
+    fn a_caller_begins_no_segment_for_the_directory_of_the_last_group() {
+        let core = core_of(StorageConfig {
+            segment_bytes: 4 << 20,
+            sync_interval: MAX_DELAY,
+            sync_bytes: u64::MAX,
+            ..StorageConfig::default()
+        });
+        let to = |log: &str, bytes: usize| {
+            let mut batch = of(bytes);
+            batch.logs[0].log = LogName::new(log).unwrap();
+            drop(core.enqueue(batch, Durability::Written));
+        };
+        let left = || {
+            let current = core.journal.current();
+            current.limit().since(core.journal.written())
+        };
+        // Frames of two logs in turn, which share none.
+        let many = || {
+            for n in 0..5000 {
+                to(["a", "b"][n % 2], 1);
+            }
+            assert_eq!(write_next(&core), 5000);
+        };
+        many();
+        to("a", 1);
+        assert_eq!(write_next(&core), 1);
+        let before = core.journal.written();
+        many();
+        let of_many = core.journal.written().since(before);
+        let append = 90 << 10;
+        // Room for the append, and not for the directory of the frames before as well.
+        let wanted = append + MARGIN_BYTES + (2 << 10);
+        while left() > of_many + wanted + (200 << 10) {
+            to("a", 100 << 10);
+            assert_eq!(write_next(&core), 1);
+        }
+        let fill = left() - of_many - wanted;
+        to("a", usize::try_from(fill).unwrap());
+        assert_eq!(write_next(&core), 1);
+        many();
+        let (id, left) = (core.journal.current().life.id, left());
+        assert!(left >= append + MARGIN_BYTES, "{left}");
+        drop(gather(&core, usize::try_from(append).unwrap()));
+        core.write_gathered();
+        assert_eq!(core.journal.current().life.id, id);
+        assert_eq!(write_next(&core), 1);
+        assert!(core.journal.current().life.id > id);
     }
 
     /// A request for its caller to write, and to flush if it is alone.

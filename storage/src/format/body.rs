@@ -590,6 +590,7 @@ impl Seal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::run_head::RunHead;
 
     #[test]
     fn bodies_read_back_as_they_were_written() {
@@ -668,5 +669,43 @@ mod tests {
         let encoded = seal.encode();
         assert!(encoded.len() <= Seal::MAX_LEN);
         assert_eq!(Seal::decode(&encoded), Some(seal));
+    }
+
+    #[test]
+    fn counters_of_a_store_that_begins_at_the_highest_one_read_back() {
+        let most = 1 << 39;
+        for next_log_counter in [most, most + 1_000_000] {
+            let seal = Seal {
+                frames: 1,
+                records: 1,
+                digest: 1,
+                clean: true,
+                next_log_counter,
+                successor: None,
+                expiry: None,
+            };
+            assert_eq!(Seal::decode(&seal.encode()), Some(seal));
+            let link = Link {
+                predecessor: None,
+                second: None,
+                predecessor_end: Position::ZERO,
+                predecessor_chain: 0,
+                recovery_epoch: RecoveryEpoch::FIRST,
+                next_log_counter,
+                closings: None,
+                lost_before: None,
+                accepted: None,
+                expiry: None,
+            };
+            assert_eq!(Link::decode(&link.encode()), Some(link));
+            let head = RunHead {
+                limit: Position::new(1),
+                next_log_counter,
+                ..RunHead::empty()
+            };
+            let read = RunHead::decode(&head.encode()).map(|head| head.next_log_counter);
+            assert_eq!(read, Some(next_log_counter));
+            assert!(LogId::compose(RecoveryEpoch::FIRST, next_log_counter).get() > 0);
+        }
     }
 }

@@ -95,7 +95,7 @@ fn log_name(name: &str) -> LogName {
     LogName::new(name).expect("a good name")
 }
 
-fn target(name: &str) -> LogTarget {
+pub(super) fn target(name: &str) -> LogTarget {
     LogTarget {
         name: log_name(name),
         log_id: None,
@@ -103,7 +103,7 @@ fn target(name: &str) -> LogTarget {
 }
 
 /// The result of a future that has nothing to wait for: without threads every call is done immediately.
-fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+pub(super) fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut context = Context::from_waker(Waker::noop());
     match std::pin::pin!(future).poll(&mut context) {
         Poll::Ready(value) => Some(value),

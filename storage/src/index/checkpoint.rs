@@ -480,5 +480,13 @@ mod tests {
         write().unwrap();
         drop(pin);
         assert_eq!(list(&disk).unwrap(), [SegmentId::new(9)]);
+        // The next checkpoint has the facts of the old file, which the backup still holds. It is set aside itself then.
+        let pin = backups.pin(now, PinPurpose::Backup).unwrap();
+        set_aside(&disk, &backups).unwrap();
+        write().unwrap();
+        set_aside(&disk, &backups).unwrap();
+        drop(pin);
+        assert_eq!(list_old(&disk).unwrap(), [SegmentId::new(9)]);
+        assert!(list(&disk).unwrap().is_empty());
     }
 }

@@ -22,8 +22,11 @@ const LARGE: u64 = 4 << 20;
 /// Files up to this size, in bytes, are always read whole, which costs little more than a search.
 const SMALL: u64 = 64 << 10;
 /// Number of uses of indexes after which one that was not among them makes room for others. A pass over all logs looks into
-/// every run for each of them: if the runs do not fit together, the oldest would always be the next to be needed.
+/// every run for each of them: if the runs do not fit together, the oldest would always be the next to be needed. It is more if
+/// such a pass has more uses for one log, because more indexes are in memory.
 const IN_USE: u64 = 10_000;
+/// Maximum uses of one index for one log: of the index, of its summary, and one when it is kept.
+const USES_OF_INDEX: u64 = 3;
 /// Maximum memory for these searches and for files that are read from front to back, in bytes. It
 /// suffices for about 2 GiB of files.
 const LARGE_CACHE_BYTES: usize = 6 << 20;
@@ -56,6 +59,11 @@ struct IndexesState {
     large: HashMap<SegmentId, (Arc<LargeIndex>, u64)>,
     /// Counts uses. The smallest number belongs to the least recently used index.
     uses: u64,
+    /// Number of the use before which no cached index makes room for others.
+    next_look: u64,
+    /// Number of cached indexes that looks for the oldest have visited.
+    #[cfg(test)]
+    visited: usize,
 }
 
 impl Indexes {
@@ -293,12 +301,31 @@ impl IndexesState {
     }
 
     /// Whether a file of this size is read whole: the cache then drops no index that is in use.
-    fn takes(&self, bytes: u64) -> bool {
-        let oldest = || self.cached.values().map(|(_, used)| *used).min();
+    fn takes(&mut self, bytes: u64) -> bool {
         bytes <= SMALL
             || bytes <= LARGE
-                && (self.cached_bytes as u64 + bytes <= CACHE_BYTES as u64
-                    || oldest().is_some_and(|used| used + IN_USE < self.uses))
+                && (self.cached_bytes as u64 + bytes <= CACHE_BYTES as u64 || self.has_unused())
+    }
+
+    /// Whether a cached index is not in use. Looks at all of them, but not for each use: event loops wait for this lock.
+    fn has_unused(&mut self) -> bool {
+        if self.uses < self.next_look {
+            return false;
+        }
+        #[cfg(test)]
+        {
+            self.visited += self.cached.len();
+        }
+        let in_memory = self.cached.len() + self.large.len();
+        let in_use = IN_USE.max(in_memory as u64 * USES_OF_INDEX);
+        let Some(oldest) = self.cached.values().map(|(_, used)| *used).min() else {
+            return false;
+        };
+        let is_unused = oldest + in_use < self.uses;
+        if !is_unused {
+            self.next_look = (oldest + in_use).max(self.uses + in_use / 8);
+        }
+        is_unused
     }
 
     /// Drops a partial index, because its file turned out to be good.
@@ -464,6 +491,43 @@ mod tests {
             indexes.find(last, LogId::new(1)).unwrap();
         }
         assert!(indexes.find_in_memory(last, LogId::new(1)).is_some());
+    }
+
+    #[test]
+    fn lookups_in_a_full_cache_do_not_look_at_all_of_it() {
+        let disk = SimDisk::new();
+        disk.create_directory("index").unwrap();
+        let indexes = Indexes::new(Arc::new(disk.clone()));
+        let add = |id, logs| {
+            let (life, base, index) = SealedIndex::of_logs(id, logs);
+            disk.replace(&index_path(life.id), index.bytes().to_vec());
+            Segment::finished(life, base, None, life.size)
+        };
+        // Small ones fill the cache, and all of them stay in use.
+        let mut small = Vec::new();
+        while indexes.state.lock().cached_bytes < CACHE_BYTES - (64 << 10) {
+            small.push(add(small.len() as u64 + 1, 500));
+            indexes
+                .find(&small[small.len() - 1], LogId::new(1))
+                .unwrap();
+        }
+        assert!((500..3_000).contains(&small.len()), "{}", small.len());
+        for segment in &small {
+            indexes.find(segment, LogId::new(1)).unwrap();
+        }
+        let large = add(small.len() as u64 + 1, 10_000);
+        for n in 0..5_000 {
+            indexes.find(&large, LogId::new(1)).unwrap();
+            indexes
+                .find(&small[n % small.len()], LogId::new(1))
+                .unwrap();
+        }
+        let visited = indexes.state.lock().visited;
+        assert!(
+            visited > 0 && visited < 100 * small.len(),
+            "{visited} visits of {} indexes",
+            small.len()
+        );
     }
 
     #[test]

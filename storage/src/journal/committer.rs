@@ -712,7 +712,8 @@ impl<T: SegmentTail> Committer<T> {
         journal.recent.push(start, written);
         let readers = std::mem::take(&mut group.readers);
         let scheduled = std::mem::take(&mut group.scheduled);
-        journal.publish_written(start, bytes, (readers, records), scheduled);
+        let creates = group.undo.creates();
+        journal.publish_written(start, bytes, (readers, records), creates, scheduled);
         group.undo = Undo::default();
         self.needs_marker = true;
         self.entered.link = None;

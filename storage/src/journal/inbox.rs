@@ -10,6 +10,7 @@ use crate::base::ids::Position;
 use crate::base::promise::{Awaited, Promise};
 use crate::journal::committer::{AdminChange, Barrier, Operation, Submission};
 use crate::journal::pool::Use;
+use crate::journal::replication::Replication;
 use crate::journal::{AnswerPromise, Journal};
 
 /// The queue of the committer.
@@ -76,6 +77,16 @@ impl Inbox {
     }
 
     fn leave(&self, always: bool, purpose: Use) -> Awaited<Result<Position, SyncError>> {
+        // Uses up the positions of the rest of the segment, and the new one waits for its release. While nothing is
+        // replicated, the first files of the replica must end with a segment.
+        let has_begun = |replication: &Replication| replication.replicated() > Position::ZERO;
+        if self.journal.replication().is_some_and(has_begun)
+            && let Some(error) = self.journal.replica_is_behind()
+        {
+            let (promise, awaited) = Promise::new();
+            promise.keep(Err(error.into()));
+            return awaited;
+        }
         self.ask(Barrier::Leave { always, purpose }, Durability::Durable)
     }
 
@@ -110,7 +121,8 @@ impl Inbox {
         self.request_at(self.journal.safest(), operation)
     }
 
-    /// As [`Inbox::request`], answered at `level`.
+    /// As [`Inbox::request`], answered at `level`. Refused if the replica is too far behind, unless the answer waits for
+    /// the replica anyway: others could add to the lag without bound.
     pub(crate) fn request_at<T, E: From<AppendError>>(
         &self,
         level: Durability,
@@ -119,7 +131,11 @@ impl Inbox {
         let (promise, awaited) = Promise::new();
         let replication = self.journal.replication();
         let unreachable = replication.and_then(|replication| replication.unreachable(level));
-        match self.journal.refusal().or(unreachable) {
+        let behind = || match level {
+            Durability::Replicated => None,
+            _ => self.journal.replica_is_behind(),
+        };
+        match self.journal.refusal().or(unreachable).or_else(behind) {
             Some(error) => promise.keep(Err(error.into())),
             None => self.push(operation(promise), level),
         }

@@ -7,12 +7,15 @@ use std::sync::{Arc, OnceLock};
 use crate::api::engine::SegmentContents;
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::Position;
-use crate::base::sync::RwLock;
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::base::sync::{Mutex, RwLock};
 use crate::disk::DiskFile;
 use crate::format::address::Hole;
 use crate::format::life::Life;
 use crate::format::life::journal_path;
+
+/// Minimum bytes between two borders that a segment remembers: 2 KiB of memory for a segment of 64 MiB.
+const BORDER_BYTES: u64 = 256 << 10;
 
 /// A segment that holds frames.
 pub(crate) struct Segment {
@@ -32,6 +35,8 @@ pub(crate) struct Segment {
     retired: AtomicBool,
     /// Damage found, in order, not overlapping.
     pub(crate) holes: RwLock<Vec<Hole>>,
+    /// Positions where frames begin, in order, [`BORDER_BYTES`] or more apart: as far as somebody had to walk.
+    borders: Mutex<Vec<Position>>,
     /// Contents of the segment, once they were determined.
     pub(crate) contents: OnceLock<SegmentContents>,
 }
@@ -63,6 +68,7 @@ impl Segment {
             indexed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             holes: RwLock::default(),
+            borders: Mutex::default(),
             contents: OnceLock::new(),
         }
     }
@@ -147,6 +153,26 @@ impl Segment {
         let holes = self.holes.read();
         let mut holes = holes.iter();
         holes.any(|known| known.from <= hole.from && hole.to <= known.to)
+    }
+
+    /// The last known position, `position` or before, where a frame begins.
+    pub(crate) fn border_before(&self, position: Position) -> Position {
+        let borders = self.borders.lock();
+        let count = borders.partition_point(|border| *border <= position);
+        let last = count.checked_sub(1).and_then(|last| borders.get(last));
+        last.copied().unwrap_or_else(|| self.first())
+    }
+
+    /// Notes that a frame begins at `position`, and that its bytes are flushed. Returns whether this is far enough
+    /// behind the last known one to be remembered.
+    pub(crate) fn note_border(&self, position: Position) -> bool {
+        let mut borders = self.borders.lock();
+        let last = borders.last().copied().unwrap_or_else(|| self.first());
+        let is_far = position >= last.advance(BORDER_BYTES);
+        if is_far {
+            borders.push(position);
+        }
+        is_far
     }
 
     /// Notes damage; merges holes that overlap or touch.

@@ -104,10 +104,10 @@ const FEW_LOGS: usize = 1024;
 /// When a group was written.
 struct Written {
     end: Position,
-    bytes: u64,
     at: Instant,
-    /// Whether a flush is due within the sync interval without a request.
-    scheduled: bool,
+    /// Bytes whose flush is due within the sync interval without a request, if there are any, and when the first of them
+    /// were written.
+    scheduled: Option<(Instant, u64)>,
 }
 
 #[derive(Default)]
@@ -119,8 +119,8 @@ pub(super) struct Waiting {
     /// The newest flush covers all bytes below this position.
     flushing: Position,
     times: VecDeque<Written>,
-    /// Logs with trims that take effect once everything below the position is durable.
-    trims: Vec<(Position, Arc<Log>)>,
+    /// Logs with trims that take effect once everything below the position is settled, in order.
+    trims: VecDeque<(Position, Arc<Log>)>,
 }
 
 impl Waiting {
@@ -131,15 +131,18 @@ impl Waiting {
         scheduled: bool,
         at: Instant,
     ) {
+        let scheduled = scheduled.then_some((at, bytes));
         match self.times.back_mut() {
             // If no flush happens for long, old groups are counted together.
-            Some(last) if last.scheduled == scheduled && self.groups.len() > MOST_GROUPS => {
+            Some(last) if self.groups.len() > MOST_GROUPS => {
                 last.end = group.0;
-                last.bytes += bytes;
+                last.scheduled = match (last.scheduled, scheduled) {
+                    (Some((at, before)), Some((_, more))) => Some((at, before + more)),
+                    (before, more) => before.or(more),
+                };
             }
             _ => self.times.push_back(Written {
                 end: group.0,
-                bytes,
                 at,
                 scheduled,
             }),
@@ -193,32 +196,27 @@ impl Waiting {
 
     /// Time since which bytes wait for a scheduled flush, and their number.
     pub(super) fn scheduled(&self) -> Option<(Instant, u64)> {
-        let mut scheduled = self.times.iter().filter(|written| written.scheduled);
-        let first = scheduled.next()?;
-        Some((
-            first.at,
-            scheduled.fold(first.bytes, |sum, written| sum + written.bytes),
-        ))
+        let scheduled = self.times.iter().filter_map(|written| written.scheduled);
+        scheduled.reduce(|(at, before), (_, more)| (at, before + more))
     }
 
     pub(super) fn trimming(&mut self, end: Position, log: Arc<Log>) {
-        self.trims.push((end, log));
+        self.trims.push_back((end, log));
     }
 
     /// Drops trims in frames beyond `position`, which were taken back.
     pub(super) fn forget_trims(&mut self, position: Position) {
-        self.trims.retain(|(end, _)| *end <= position);
+        let kept = self.trims.partition_point(|(end, _)| *end <= position);
+        self.trims.truncate(kept);
     }
 
     /// Applies the trims that are on the device, and in the replica if there is one.
     pub(super) fn apply_trims(&mut self, settled: Position) {
-        self.trims.retain(|(end, log)| {
-            let through = *end <= settled;
-            if through {
-                log.state.write().apply_trims(settled);
-            }
-            !through
-        });
+        // Without a visit to the others: many wait while the replica is behind.
+        let through = self.trims.partition_point(|(end, _)| *end <= settled);
+        for (_, log) in self.trims.drain(..through) {
+            log.state.write().apply_trims(settled);
+        }
     }
 
     pub(super) fn take_below(&mut self, durable: Position) -> (Vec<Waiter>, Vec<UnflushedGroup>) {
@@ -310,6 +308,8 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
@@ -323,6 +323,26 @@ mod tests {
         let zero = Timestamp::default();
         let config = LogConfig::default();
         Arc::new(Log::new(id, name, config, zero, Position::ZERO))
+    }
+
+    #[test]
+    fn scheduled_bytes_are_counted_in_few_entries_beside_others() {
+        let mut waiting = Waiting::default();
+        let (mut end, log, began) = (Position::ZERO, log(1), SystemClock.monotonic());
+        for n in 0..10_000 {
+            end = end.advance(8);
+            let (group, at) = (
+                (end, vec![Arc::clone(&log)]),
+                began + Duration::from_secs(n),
+            );
+            waiting.written(group, 8, n % 2 == 1, at);
+            assert!(waiting.times.len() < MOST_GROUPS + 4);
+        }
+        let first = began + Duration::from_secs(1);
+        assert_eq!(waiting.scheduled(), Some((first, 40_000)));
+        assert_eq!(waiting.unflushed_since(), Some(began));
+        drop(waiting.take_below(end));
+        assert_eq!(waiting.scheduled(), None);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! State that few logs have: a writer epoch, producers, cursors.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::producers::{FIRST_EPOCH, GONE, Producers};
 use super::versions::Versions;
-use crate::api::record::GapReason;
+use crate::api::record::{GapReason, LogConfig};
 use crate::base::bounds;
 use crate::base::ids::{Lsn, Name, Position, Timestamp};
 use crate::base::wire;
@@ -51,11 +52,36 @@ pub(crate) struct Extras {
     producers_changed: Position,
     /// The value `None`: the cursor is forgotten.
     pub(crate) cursors: BTreeMap<Name, Versions<Option<Mark>>>,
+    /// Number of cursors that are not forgotten: each new one is checked against a bound.
+    cursor_count: u64,
+    /// Cursors that were forgotten, perhaps not on the device yet.
+    forgotten: Vec<Name>,
     /// In order.
     pub(crate) missing: Vec<MissingRecords>,
+    /// The settings as readers see them, if they changed since the start. The committer goes by the newest ones.
+    settings: Option<Box<Versions<Settings>>>,
 }
 
+/// Settings of a log, and the time of their last change.
+pub(crate) type Settings = (Arc<LogConfig>, Timestamp);
+
 impl Extras {
+    /// Changes the settings, which were `before`, in the frame that ends at `end`.
+    pub(crate) fn configure(
+        &mut self,
+        end: Position,
+        (before, settings): (Settings, Settings),
+        durable: Position,
+    ) {
+        let versions = (self.settings).get_or_insert_with(|| Box::new(Versions::settled(before)));
+        versions.push(end, settings, durable);
+    }
+
+    /// The settings for a reader to whom everything below `published` is visible; `None` if they never changed.
+    pub(crate) fn settings_at(&self, published: Position) -> Option<&Settings> {
+        Some(self.settings.as_deref()?.at(published))
+    }
+
     /// The producers, to be changed by the frame at `position`.
     pub(crate) fn change_producers(&mut self, position: Position) -> &mut Producers {
         if self.indexed.is_none() {
@@ -67,6 +93,7 @@ impl Extras {
 
     /// The segment below `limit` has an index now, and `producers` is the state at its end.
     pub(crate) fn index_producers(&mut self, limit: Position, producers: Producers) {
+        self.producers.listed(limit);
         let changed = self.producers_changed >= limit;
         self.indexed = changed.then(|| Box::new(producers));
     }
@@ -86,11 +113,8 @@ impl Extras {
         durable: Position,
     ) -> bool {
         if mark.is_none() {
-            // Drops cursors whose removal is on the device. A later call drops the others.
-            self.cursors.retain(|_, versions| {
-                versions.settle(durable);
-                *versions != Versions::settled(None)
-            });
+            self.drop_forgotten(durable);
+            self.forgotten.push(cursor.clone());
         }
         let versions = self
             .cursors
@@ -98,7 +122,26 @@ impl Extras {
             .or_insert_with(|| Versions::settled(None));
         let was_there = versions.newest().is_some();
         versions.push(end, mark, durable);
+        self.cursor_count += u64::from(mark.is_some());
+        self.cursor_count -= u64::from(was_there);
         was_there
+    }
+
+    /// Drops cursors whose removal is on the device. A later call drops the others.
+    fn drop_forgotten(&mut self, durable: Position) {
+        let cursors = &mut self.cursors;
+        self.forgotten.retain(|name| {
+            let Some(versions) = cursors.get_mut(name) else {
+                return false;
+            };
+            versions.settle(durable);
+            let newest = *versions.newest();
+            let is_settled = *versions == Versions::settled(newest);
+            if is_settled && newest.is_none() {
+                cursors.remove(name);
+            }
+            !is_settled
+        });
     }
 
     /// The log's cursors, as counted in the load of the whole store.
@@ -113,8 +156,7 @@ impl Extras {
 
     /// Number of cursors.
     pub(crate) fn cursor_count(&self) -> u64 {
-        let there = self.cursors.values().filter(|mark| mark.newest().is_some());
-        there.count() as u64
+        self.cursor_count
     }
 
     /// Takes back changes from `start` on. Changes of producers are not among them: they are taken back one
@@ -122,6 +164,13 @@ impl Extras {
     pub(crate) fn cut(&mut self, start: Position) {
         self.writer_epoch.cut(start);
         self.cursors.values_mut().for_each(|mark| mark.cut(start));
+        let all = self.cursors.iter();
+        let forgotten = all.filter(|(_, mark)| mark.newest().is_none());
+        self.forgotten = forgotten.map(|(name, _)| name.clone()).collect();
+        self.cursor_count = (self.cursors.len() - self.forgotten.len()) as u64;
+        if let Some(settings) = &mut self.settings {
+            settings.cut(start);
+        }
     }
 }
 
@@ -243,7 +292,51 @@ impl From<&ExtrasImage> for Extras {
             indexed: None,
             producers_changed: Position::ZERO,
             cursors: image.cursors.iter().map(settled).collect(),
+            cursor_count: image.cursors.len() as u64,
+            forgotten: Vec::new(),
             missing: image.missing.clone(),
+            settings: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    #[test]
+    fn cursors_are_counted_and_forgotten_ones_leave() {
+        let mut random = StdRng::seed_from_u64(1);
+        let names: Vec<Name> = (0..20)
+            .map(|n| Name::new(&format!("c{n}")).unwrap())
+            .collect();
+        let (mut extras, mut end, mut durable) = (Extras::default(), 0, 0);
+        for _ in 0..10_000 {
+            end += 8;
+            let name = &names[random.random_range(0..names.len())];
+            let mark = random.random::<bool>().then_some(Mark {
+                lsn: Lsn::ZERO,
+                time: Timestamp::default(),
+            });
+            extras.move_cursor(Position::new(end), name, mark, Position::new(durable));
+            match random.random_range(0..10) {
+                0 => durable = end,
+                // A group is taken back.
+                1 => extras.cut(Position::new(durable)),
+                _ => {}
+            }
+            let there = extras.cursors.values();
+            let there = there.filter(|mark| mark.newest().is_some());
+            assert_eq!(extras.cursor_count(), there.count() as u64);
+        }
+        for name in &names {
+            end += 8;
+            extras.move_cursor(Position::new(end), name, None, Position::new(end - 8));
+        }
+        extras.drop_forgotten(Position::new(end));
+        assert!(extras.cursors.is_empty() && extras.forgotten.is_empty());
     }
 }

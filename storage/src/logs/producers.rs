@@ -438,6 +438,9 @@ pub(crate) struct Producers {
     first_epoch: u64,
     /// Forgotten producers, by the hash of their ids.
     gone: HashMap<u64, ForgottenProducer>,
+    /// Entries of `gone` that `first_epoch` has replaced and that no index lists yet. A start that goes by indexes knows
+    /// these producers from an earlier one, and must learn that they are over.
+    unlisted: HashMap<u64, ForgottenProducer>,
 }
 
 /// How to take a batch back.
@@ -469,7 +472,14 @@ pub(crate) struct BeforeForgotten {
     /// Entries that these hashes had before.
     gone: Vec<(u64, Option<ForgottenProducer>)>,
     /// The former number and all entries, if one number replaced the entries.
-    replaced: Option<(u64, HashMap<u64, ForgottenProducer>)>,
+    replaced: Option<BeforeReplaced>,
+}
+
+#[derive(Debug)]
+struct BeforeReplaced {
+    first_epoch: u64,
+    gone: HashMap<u64, ForgottenProducer>,
+    unlisted: HashMap<u64, ForgottenProducer>,
 }
 
 impl BeforeForgotten {
@@ -703,19 +713,26 @@ impl Producers {
             before.gone.push((hash, self.gone.insert(hash, gone)));
         }
         if forgotten.first_epoch > self.first_epoch {
-            let is_replaced = |gone: &ForgottenProducer| gone.epoch < forgotten.first_epoch;
-            before.replaced = Some((self.first_epoch, self.gone.clone()));
+            before.replaced = Some(BeforeReplaced {
+                first_epoch: self.first_epoch,
+                gone: self.gone.clone(),
+                unlisted: self.unlisted.clone(),
+            });
             self.first_epoch = forgotten.first_epoch;
-            self.gone.retain(|_, gone| !is_replaced(gone));
+            let replaced = (self.gone).extract_if(|_, gone| gone.epoch < forgotten.first_epoch);
+            // An image lists the others already.
+            self.unlisted
+                .extend(replaced.filter(|(_, gone)| gone.position > Position::ZERO));
         }
         before
     }
 
     /// Takes back the forgetting of producers.
     pub(crate) fn take_back_forgotten(&mut self, before: BeforeForgotten) {
-        if let Some((first_epoch, gone)) = before.replaced {
-            self.first_epoch = first_epoch;
-            self.gone = gone;
+        if let Some(replaced) = before.replaced {
+            self.first_epoch = replaced.first_epoch;
+            self.gone = replaced.gone;
+            self.unlisted = replaced.unlisted;
         }
         for (hash, gone) in before.gone.into_iter().rev() {
             match gone {
@@ -730,20 +747,33 @@ impl Producers {
     pub(crate) fn since(&self, position: Position) -> Self {
         let known = self.known.iter();
         let known = known.filter_map(|(id, source)| Some((id.clone(), source.since(position)?)));
-        let gone = self
-            .gone
-            .iter()
-            .filter(|(_, gone)| gone.position >= position);
+        // A producer in both was forgotten again in a higher epoch.
+        let gone = self.unlisted.iter().chain(&self.gone);
+        let gone = gone.filter(|(_, gone)| gone.position >= position);
         Self {
             known: known.collect(),
             first_epoch: self.first_epoch,
             gone: gone.map(|(hash, gone)| (*hash, *gone)).collect(),
+            unlisted: HashMap::new(),
         }
+    }
+
+    /// Indexes list everything below `limit` now.
+    pub(crate) fn listed(&mut self, limit: Position) {
+        self.unlisted.retain(|_, gone| gone.position >= limit);
     }
 
     /// Applies later changes. A repeated entry changes nothing: an image of an older version holds
     /// all producers.
     pub(crate) fn apply(&mut self, later: Self, window: u64) {
+        self.merge(later, window);
+        let first_epoch = self.first_epoch;
+        self.gone.retain(|_, gone| gone.epoch >= first_epoch);
+    }
+
+    /// Adds later changes to changes whose beginning is not known. Producers from before may end in any of them, so all
+    /// forgotten ones stay.
+    pub(crate) fn merge(&mut self, later: Self, window: u64) {
         if later.first_epoch > self.first_epoch {
             self.first_epoch = later.first_epoch;
         }
@@ -760,8 +790,6 @@ impl Producers {
                 }
             }
         }
-        let first_epoch = self.first_epoch;
-        self.gone.retain(|_, gone| gone.epoch >= first_epoch);
         for (id, source) in later.known {
             match self.known.entry(id) {
                 Entry::Vacant(entry) => {
@@ -967,6 +995,29 @@ mod tests {
             assert_eq!(producers, without);
             producers = with;
         }
+    }
+
+    #[test]
+    fn changes_say_which_producers_one_epoch_stands_for() {
+        let mut producers = filled(1);
+        let mut forgetting = producers.clone();
+        let forgotten = Forgotten {
+            producers: vec![(producer(3, 0).id, 3)],
+            first_epoch: 4,
+        };
+        let position = Position::new(9000);
+        let before = forgetting.forget(&forgotten, position);
+        let mut merged = Producers::default();
+        merged.merge(forgetting.since(position), WINDOW);
+        merged.merge(Producers::default(), WINDOW);
+        producers.apply(merged, WINDOW);
+        assert_eq!(producers.told_gone(), (4, Vec::new()));
+        assert_eq!(producers.len(), 0);
+        forgetting.take_back_forgotten(before);
+        assert_eq!(forgetting, filled(1));
+        drop(forgetting.forget(&forgotten, position));
+        forgetting.listed(position.advance(1));
+        assert_eq!(forgetting, producers);
     }
 
     proptest! {

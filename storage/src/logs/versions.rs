@@ -45,6 +45,12 @@ impl<T: Clone> Versions<T> {
         }
     }
 
+    /// Number of changes on their way.
+    #[cfg(test)]
+    pub(crate) fn coming(&self) -> usize {
+        self.coming.len()
+    }
+
     /// Takes back changes from `start` on.
     pub(crate) fn cut(&mut self, start: Position) {
         self.coming.retain(|(end, _)| *end <= start);

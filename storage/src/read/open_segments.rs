@@ -153,6 +153,10 @@ impl OpenSegments {
         cache
             .open
             .insert(segment.life.id, (Arc::clone(&open), use_number));
+        if segment.is_retired() {
+            // Its file may have been closed and removed before it was entered here, and nothing closes it again.
+            cache.open.remove(&segment.life.id);
+        }
         while cache.open.len() > self.most && cache.evict() {}
         Ok(open)
     }
@@ -180,5 +184,32 @@ impl OpenSegments {
     pub(crate) fn counts(&self) -> (u64, u64) {
         let cache = self.cache.lock();
         (cache.open.len() as u64, cache.evictions)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SimDisk;
+    use crate::format::life::Life;
+
+    #[test]
+    fn a_segment_that_a_run_replaced_does_not_stay_open() {
+        let disk = SimDisk::new();
+        let life = Life {
+            id: SegmentId::FIRST,
+            size: 4096,
+            salt: 0,
+            store_id: 0,
+        };
+        let segment = Segment::finished(life, Position::ZERO, None, 4096);
+        disk.replace(&segment.path(), vec![7; 4096]);
+        let open = OpenSegments::new(Arc::new(disk), ReadStrategy::Pread, 256);
+        let read = || open.read(&segment, Position::new(9), 3).unwrap();
+        assert_eq!((read(), open.counts().0), (vec![7; 3].into(), 1));
+        // A reader opened the file before the sorter closed it, and enters it now.
+        segment.retire();
+        open.close([segment.life.id]);
+        assert_eq!((read(), open.counts().0), (vec![7; 3].into(), 0));
     }
 }

@@ -192,8 +192,11 @@ impl Store {
         Ok(link.map(|link| (header, link)))
     }
 
-    /// The first bytes of the first frame of a segment. Empty if its file is gone, which ends the step.
+    /// The first bytes of the first frame of a segment. Empty if its file is gone, which ends the step. Reads nothing behind
+    /// the frames of a finished segment, whose file may be cut there while it is mapped.
     pub(crate) fn read_link(&self, segment: &Arc<Segment>, bytes: u64) -> io::Result<Bytes> {
+        let end = (*segment.end.read()).filter(|end| *end > segment.first());
+        let bytes = end.map_or(bytes, |end| bytes.min(end.since(segment.first())));
         match self.open_segments.read(segment, segment.first(), bytes) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.unusable.note_gone(segment);

@@ -14,6 +14,7 @@ use crate::api::finding::Severity;
 use crate::api::pace::Control;
 use crate::api::record::{GapReason, LogConfig};
 use crate::api::replica::JournalPart;
+use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Position, RecoveryEpoch, SegmentId};
 use crate::disk::Disk;
 use crate::disk::directory::KeptTerm;
@@ -717,6 +718,9 @@ fn few_backups_run_at_a_time() {
     assert!(begin().is_err());
     drop(running);
     assert!(begin().is_ok());
+    // An upload of the replica is no backup: operators rely on the age of the last one.
+    while next(&mut *files).unwrap().is_some() {}
+    assert_eq!(core.statistics().last_backup, None);
 }
 
 #[test]
@@ -943,6 +947,62 @@ fn a_flipped_byte_in_a_backup_is_found_by_verify_and_refused_by_restore() {
     assert_eq!(
         check.report.unwrap().logs,
         standing(&fixture.core).len() as u64
+    );
+}
+
+#[test]
+fn a_restore_at_a_position_refuses_damage_at_or_below_it() {
+    let (fixture, stood) = busy_store(5);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || {}).unwrap();
+    let life = usize::try_from(LIFE_BYTES).unwrap();
+    let mut positions: Vec<Position> = stood.iter().map(|(position, _)| *position).collect();
+    positions.push(manifest.position);
+    // Ends of units differ from positions in a gap between segments.
+    positions.extend(positions.clone().iter().map(|position| position.advance(1)));
+    positions.retain(|position| *position <= manifest.position);
+    let mut good = Vec::new();
+    for at in &positions {
+        good.push(shelf.view(&manifest, Some(*at)).unwrap());
+    }
+    let (mut refused, mut spared) = (0, 0);
+    for file in &manifest.files {
+        if !file.path.starts_with("journal/") {
+            continue;
+        }
+        let path = content_path(file.digest);
+        let content = shelf.0.contents(&path).unwrap();
+        let mut headless = content.clone();
+        headless[..life].fill(0);
+        let short = content[..content.len() - 1].to_vec();
+        for bad in [None, Some(short), Some(headless)] {
+            match bad {
+                Some(bad) => shelf.0.replace(&path, bad),
+                None => shelf.0.remove(&path).unwrap(),
+            }
+            for (at, good) in positions.iter().zip(&good) {
+                let target = SimDisk::new();
+                match shelf.restore_to(&manifest, Some(*at), &target) {
+                    Err(RestoreError::Damaged { path, .. }) => {
+                        assert_eq!(path, file.path, "at {at}");
+                        refused += 1;
+                    }
+                    Ok(restored) => {
+                        assert_eq!(restored.position, good.position(), "{} at {at}", file.path);
+                        let shown = good.list("journal").unwrap();
+                        let is_needed = shown.iter().any(|name| file.path.ends_with(name));
+                        assert!(!is_needed, "{} at {at}", file.path);
+                        spared += 1;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            shelf.0.replace(&path, content.clone());
+        }
+    }
+    assert!(
+        refused > 50 && spared > 50,
+        "{refused} refused, {spared} spared"
     );
 }
 
@@ -1201,29 +1261,149 @@ fn content_that_is_kept_is_moved_to_its_place_and_not_read_again() {
     let first = manifest.files.first().unwrap();
     target.replace(&format!("standby/{}.new", first.digest), vec![1]);
     let mut pieces = 0;
-    let mut half = || {
+    let mut half = |_| {
         pieces += 1;
         pieces <= 4
     };
     let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
     let some = view.keep(&copy, &mut half).unwrap();
     assert!((1..4).contains(&some.fetched), "the caller stopped it");
-    let rest = view.keep(&copy, &mut || true).unwrap();
+    let total: u64 = manifest.files.iter().map(|file| file.bytes).sum();
+    let missing = view.missing_bytes(&target).unwrap();
+    assert_eq!(missing, total - some.bytes);
+    let rest = view.keep(&copy, &mut |_| true).unwrap();
     assert_eq!(rest.fetched + some.fetched, manifest.files.len() as u64);
-    assert_eq!(view.keep(&copy, &mut || true).unwrap().fetched, 0);
-    view.forget_others(&copy).unwrap();
+    assert_eq!(view.keep(&copy, &mut |_| true).unwrap().fetched, 0);
+    assert_eq!(view.missing_bytes(&target).unwrap(), 0);
+    view.forget_others(&target).unwrap();
     drop(copy);
     assert_eq!(target.list("standby").unwrap().len(), manifest.files.len());
-    let total: u64 = manifest.files.iter().map(|file| file.bytes).sum();
     assert_eq!(rest.bytes, total);
     // The bucket would give zeros now.
     refuse_if_used(&target).unwrap();
-    unreadable(&shelf)
-        .restore_to(&manifest, None, &target)
-        .unwrap();
+    take_over(&unreadable(&shelf), &manifest, &target).unwrap();
     assert_eq!(target.list("standby").unwrap(), Vec::<String>::new());
     let restored = Fixture::with(target, small_config());
     assert_eq!(standing(&restored.core), before);
+}
+
+/// Takes the files of a replica over, without rows.
+fn take_over(
+    shelf: &Shelf,
+    manifest: &BackupManifest,
+    target: &SimDisk,
+) -> Result<backup::Restored, RestoreError> {
+    let view = shelf.view(manifest, None)?;
+    let content = ReplicaContent {
+        store_id: manifest.store_id,
+        files: Some(&view),
+        parts: &mut std::iter::empty(),
+        until: None,
+    };
+    let disk: Arc<dyn Disk> = Arc::new(target.clone());
+    content.restore(&disk, &small_config(), RestoredAs::Store, &mut |_| {})
+}
+
+#[test]
+fn restore_reads_no_content_that_a_stand_by_kept() {
+    let (fixture, _) = busy_store(11);
+    let before = standing(&fixture.core);
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let view = shelf.view(&manifest, None).unwrap();
+    for restored_as in [None, Some(RestoredAs::Copy)] {
+        let target = SimDisk::new();
+        let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
+        view.keep(&copy, &mut |_| true).unwrap();
+        drop(copy);
+        // It was changed since it was kept, and has its size.
+        for name in target.list("standby").unwrap() {
+            let path = format!("standby/{name}");
+            let mut content = target.contents(&path).unwrap();
+            let middle = content.len() / 2;
+            content[middle] ^= 1;
+            target.replace(&path, content);
+        }
+        let disk: Arc<dyn Disk> = Arc::new(target.clone());
+        let restored = match restored_as {
+            None => view.restore(&disk, &small_config(), &mut |_| {}),
+            Some(restored_as) => ReplicaContent {
+                store_id: manifest.store_id,
+                files: Some(&view),
+                parts: &mut std::iter::empty(),
+                until: None,
+            }
+            .restore(&disk, &small_config(), restored_as, &mut |_| {}),
+        };
+        assert_eq!(restored.unwrap().report.damage, []);
+        for file in &manifest.files {
+            let content = target.contents(&file.path).unwrap();
+            let bytes = usize::try_from(file.bytes).unwrap();
+            assert!(
+                ContentDigest::of(&content[..bytes]) == file.digest,
+                "{}",
+                file.path
+            );
+        }
+        assert_eq!(standing(&reopened(target).core), before);
+    }
+}
+
+#[test]
+fn rows_in_place_of_a_signed_segment_must_have_its_bytes() {
+    let fixture = Fixture::new();
+    for number in 0..50_u8 {
+        fixture.append("early", &[number; 2000]).unwrap();
+    }
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let mut manifest = BackupManifest::clone(&manifest);
+    manifest.signed_by = Some([7; 32]);
+    // The rows have more of the last segment, and of the next ones.
+    for number in 0..60_u8 {
+        fixture.append("late", &[number; 1500]).unwrap();
+    }
+    let after = standing(&fixture.core);
+    let view = shelf.view(&manifest, None).unwrap();
+    let groups = groups_of(&fixture);
+    let is_below = |part: &JournalPart| part.end <= manifest.position;
+    let below = groups.iter().rposition(is_below).unwrap();
+    let last = groups[below].segment;
+    assert!(groups[below + 1..].iter().any(|part| part.segment == last));
+    for (forged, is_taken) in [(None, true), (Some(below), false), (Some(below + 1), true)] {
+        let mut parts = groups.clone();
+        if let Some(forged) = forged {
+            let mut bytes = parts[forged].bytes.to_vec();
+            *bytes.last_mut().unwrap() ^= 1;
+            parts[forged].bytes = bytes.into();
+        }
+        let target = SimDisk::new();
+        let disk: Arc<dyn Disk> = Arc::new(target.clone());
+        let content = ReplicaContent {
+            store_id: manifest.store_id,
+            files: Some(&view),
+            parts: &mut parts.iter().cloned().map(Ok),
+            until: None,
+        };
+        let taken = content.restore(&disk, &small_config(), RestoredAs::Store, &mut |_| {});
+        match taken {
+            Ok(_) => assert!(is_taken, "{forged:?}"),
+            Err(RestoreError::Damaged { what, .. }) => {
+                assert!(!is_taken && what.contains("signed"), "{forged:?}: {what}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+        if forged.is_none() {
+            assert_eq!(standing(&reopened(target).core), after);
+        }
+        // A stand-by shows no such rows, either.
+        let copied = SimDisk::new();
+        let mut copy = CopyTail::new(Arc::new(copied), manifest.store_id).unwrap();
+        let added = parts
+            .iter()
+            .try_for_each(|part| copy.add(part, Some(&view)));
+        assert_eq!(added.is_ok(), is_taken, "{forged:?}");
+    }
 }
 
 #[test]
@@ -1275,7 +1455,7 @@ fn an_old_store_is_set_aside_after_any_cut_and_its_files_are_used_again() {
         let kept = disk.list("standby").unwrap().len();
         let view = shelf.view(&manifest, None).unwrap();
         let copy = CopyTail::new(Arc::new(disk.clone()), manifest.store_id).unwrap();
-        let fetched = view.keep(&copy, &mut || true).unwrap().fetched;
+        let fetched = view.keep(&copy, &mut |_| true).unwrap().fetched;
         drop(copy);
         assert_eq!(kept as u64 + fetched, manifest.files.len() as u64);
         assert!(kept > 2, "cut in call {nth}: {kept} files are kept");
@@ -1324,20 +1504,9 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     let shelf = Shelf::default();
     let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
     let target = SimDisk::new();
-    let take_over = |shelf: &Shelf| {
-        let view = shelf.view(&manifest, None).unwrap();
-        let content = ReplicaContent {
-            store_id: manifest.store_id,
-            files: Some(&view),
-            parts: &mut std::iter::empty(),
-            until: None,
-        };
-        let disk: Arc<dyn Disk> = Arc::new(target.clone());
-        content.restore(&disk, &small_config(), RestoredAs::Store, &mut |_| {})
-    };
     let view = shelf.view(&manifest, None).unwrap();
     let copy = CopyTail::new(Arc::new(target.clone()), manifest.store_id).unwrap();
-    view.keep(&copy, &mut || true).unwrap();
+    view.keep(&copy, &mut |_| true).unwrap();
     drop(copy);
     let kept = || target.list("standby").unwrap().len();
     let all = kept();
@@ -1347,7 +1516,7 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     let path = format!("standby/{}", missing.digest);
     target.remove(&path).unwrap();
     for _ in 0..2 {
-        let failed = take_over(&unreadable(&shelf)).unwrap_err();
+        let failed = take_over(&unreadable(&shelf), &manifest, &target).unwrap_err();
         assert!(matches!(failed, RestoreError::Damaged { .. }), "{failed}");
         assert_eq!(kept(), all - 1);
         refuse_if_used(&target).unwrap();
@@ -1357,9 +1526,55 @@ fn content_of_a_take_over_that_failed_is_kept_for_the_next_one() {
     let content = content_path(missing.digest);
     rest.0
         .replace(&content, shelf.0.contents(&content).unwrap());
-    take_over(&rest).unwrap();
+    take_over(&rest, &manifest, &target).unwrap();
     let taken = Fixture::with(target, small_config());
     assert_eq!(standing(&taken.core), before);
+}
+
+#[test]
+fn take_over_that_is_cut_off_leaves_no_key_behind() {
+    let fixture = Fixture::new();
+    fixture.append("a", b"1").unwrap();
+    let shelf = Shelf::default();
+    let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
+    let view = shelf.view(&manifest, None).unwrap();
+    let mut put = |disk: &dyn Disk| {
+        disk.create_directory("keys")?;
+        disk.sync_directory("")?;
+        let file = disk.create("keys/ring")?;
+        file.write_all_at(b"a ring", 0)?;
+        file.sync()?;
+        disk.sync_directory("keys")
+    };
+    let (mut cuts, mut cleared) = (0, 0);
+    for nth in 1.. {
+        let target = SimDisk::new();
+        target.crash_after(nth);
+        let disk: Arc<dyn Disk> = Arc::new(target.clone());
+        let content = ReplicaContent {
+            store_id: manifest.store_id,
+            files: Some(&view),
+            parts: &mut std::iter::empty(),
+            until: None,
+        };
+        let (config, taken_as) = (small_config(), RestoredAs::Store);
+        let done = content.restore_with(&mut put, &disk, &config, taken_as, &mut |_| {});
+        let is_cut = target.is_crashed();
+        if is_cut {
+            cuts += 1;
+            target.crash(nth);
+        }
+        cleared += usize::from(backup::clear_unfinished_take_over(&target).unwrap());
+        let is_store = target.contents("FORMAT").is_some();
+        let has_keys = target.contents("keys/ring").is_some();
+        assert_eq!(is_store, has_keys, "cut in call {nth}");
+        if !is_cut {
+            done.unwrap();
+            assert!(has_keys);
+            break;
+        }
+    }
+    assert!(cuts > 20 && cleared > 10, "{cuts} cuts, {cleared} cleared");
 }
 
 /// Two contents with one XXH3-128: two words of a stripe change places in the accumulators (`../attacks/coll.py`).

@@ -56,7 +56,7 @@ impl StandBy {
             let (manifest, _) = shelf.save(owner, || ()).unwrap();
             owner.ship();
             let view = shelf.view(&manifest, None).unwrap();
-            view.keep(&self.tail, &mut || true).unwrap();
+            view.keep(&self.tail, &mut |_| true).unwrap();
             if self.tail.end() == Position::ZERO {
                 self.position = manifest.position;
             }
@@ -73,7 +73,7 @@ impl StandBy {
         }
         self.show();
         if let (Some(files), Some(manifest)) = (files, &self.manifest) {
-            files.forget_others(&self.tail).unwrap();
+            files.forget_others(&self.disk).unwrap();
             self.tail.forget_below(manifest.position).unwrap();
             owner.core.journal.release(manifest.position);
         }

@@ -384,6 +384,39 @@ fn a_fence_that_a_power_cut_could_take_back_is_not_shown() {
 }
 
 #[test]
+fn settings_that_a_power_cut_could_take_back_are_not_shown() {
+    let f = Fixture::new();
+    f.append("a", b"0").unwrap();
+    let shown = || {
+        let log = f.core.logs.by_name("a").unwrap();
+        let durable = f.core.journal.durable();
+        let info = log.info(f.core.tail(&log, Visibility::Durable), durable, durable);
+        (info.config.max_record_bytes, info.update_time)
+    };
+    let created = shown();
+    f.clock.advance(1000);
+    let limit = |bytes| LogConfig {
+        max_record_bytes: Some(bytes),
+        ..LogConfig::default()
+    };
+    let name = LogName::new("a").unwrap();
+    let mut changes = [7, 8].map(|bytes| f.core.configure_in_turn(name.clone(), limit(bytes)));
+    f.core.write_in_turn();
+    assert!(
+        changes
+            .iter_mut()
+            .all(|change| awaited_now(change).is_none())
+    );
+    assert_eq!(shown(), created);
+    f.core.turn();
+    for change in &mut changes {
+        awaited_now(change).unwrap().unwrap();
+    }
+    assert_eq!(shown().0, Some(8));
+    assert!(shown().1 > created.1);
+}
+
+#[test]
 fn a_session_ends_at_its_first_refusal_and_earlier_requests_are_applied() {
     let f = Fixture::new();
     let session = Session::new();

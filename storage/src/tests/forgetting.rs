@@ -383,6 +383,8 @@ fn one_epoch_stands_for_too_many_forgotten_producers() {
     let mut f = Fixture::new();
     f.append_batch(by("p", 2, 0)).unwrap();
     f.append_batch(by("stays", 0, 0)).unwrap();
+    // One index has `p`, another one its end.
+    f.leave();
     let log = f.core.logs.by_name("a").unwrap();
     let many = (0..MAX_GONE).map(|n| (Name::new(&n.to_string()).unwrap(), 0));
     let many = Forgotten {
@@ -399,6 +401,7 @@ fn one_epoch_stands_for_too_many_forgotten_producers() {
         .add(None, crate::logs::quotas::LogUsage::gone(MAX_GONE));
     f.forget_now("p").unwrap();
     assert_eq!(f.core.logs.holdings().gone, 0);
+    f.leave();
     for _ in 0..2 {
         // A log cannot distinguish new producers from forgotten ones any more.
         assert_eq!(f.first_epoch(by("p", 2, 0)), 3);

@@ -1,9 +1,11 @@
 //! The third published position: the requests that wait for it, the readers that it limits, and the shipped parts of the
 //! journal.
 
+use super::cursors::to;
+use super::retention::HOUR;
 use super::*;
-use crate::api::error::{CursorError, RestoreError};
-use crate::api::record::{GapReason, SyncMode};
+use crate::api::error::{CursorError, RestoreError, SyncError};
+use crate::api::record::{GapReason, Retention, SyncMode};
 use crate::api::replica::{
     JournalPart, MOST_UNRELEASED, OwnerLease, ReplicaBounds, ReplicaState, Unreplicated,
 };
@@ -176,8 +178,9 @@ fn readers_of_replicated_records_see_them_when_they_are_replicated() {
     }
 }
 
+/// Counts wake-ups.
 #[derive(Default)]
-struct Woken(std::sync::atomic::AtomicU32);
+pub(super) struct Woken(pub(super) std::sync::atomic::AtomicU32);
 
 impl std::task::Wake for Woken {
     fn wake(self: Arc<Self>) {
@@ -267,6 +270,76 @@ fn appends_are_refused_while_the_replica_is_too_far_behind() {
     assert!(matches!(error, AppendError::ReplicaBehind { segments, .. } if is_bound(segments)));
     f.core.journal.release(f.core.journal.durable());
     f.append("a", b"again").unwrap();
+}
+
+#[test]
+fn cursors_and_retention_wait_while_the_replica_is_too_far_behind() {
+    let bound = LogConfig {
+        retention: Some(Box::new(Retention {
+            max_records: Some(1),
+            ..Retention::default()
+        })),
+        ..LogConfig::default()
+    };
+    let f = Fixture::replicated();
+    let mut created = f.core.create_in_turn(LogName::new("a").unwrap(), bound);
+    f.core.turn();
+    f.append_batch(batch(&[("a", &[b"1", b"2"])])).unwrap();
+    f.ship();
+    poll(&mut created).unwrap().unwrap();
+    f.core.journal.stop_replication(Unreplicated::BucketDown);
+    // The bucket is away, and a consumer moves its cursor on.
+    let commit = || {
+        let moved = to("a", "c", 1);
+        let mut moved = Box::pin(f.core.commit_cursor(moved));
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(refused) = moved.as_mut().poll(&mut context) {
+            return refused;
+        }
+        f.core.turn();
+        match moved.as_mut().poll(&mut context) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => panic!("DURABLE does not wait for the bucket"),
+        }
+    };
+    let coming = || {
+        let log = f.core.logs.by_name("a").unwrap();
+        let state = log.state.read();
+        let extras = state.extras.as_deref().unwrap();
+        extras.cursors[&Name::new("c").unwrap()].coming()
+    };
+    let mut refused = None;
+    for n in 0..20_000 {
+        if let Err(error) = commit() {
+            refused = Some((n, error));
+            break;
+        }
+        assert!(coming() <= 2, "{}", coming());
+    }
+    let (moves, error) = refused.expect("the lag has a bound");
+    assert!(moves > 1000, "{moves}");
+    assert!(
+        matches!(
+            error,
+            CursorError::Append(AppendError::ReplicaBehind { .. })
+        ),
+        "{error:?}"
+    );
+    let end = f.core.journal.written();
+    assert!(f.core.retainer.begin_pass().is_none());
+    f.clock.advance(30 * 24 * HOUR);
+    assert!(f.core.retainer.idle_producers().is_empty());
+    let left = poll(&mut f.core.inbox.leave_segment()).unwrap();
+    assert!(matches!(
+        left,
+        Err(SyncError::Refused(AppendError::ReplicaBehind { .. }))
+    ));
+    assert_eq!(f.core.journal.written(), end);
+    f.core.journal.resume_replication();
+    f.ship();
+    f.core.journal.release(f.core.journal.durable());
+    commit().unwrap();
+    assert!(f.core.retainer.begin_pass().is_some());
 }
 
 #[test]

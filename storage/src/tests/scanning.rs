@@ -2,7 +2,9 @@
 
 use std::pin::pin;
 
+use super::replica::Woken;
 use super::*;
+use crate::api::engine::BoxFuture;
 use crate::api::record::{GapReason, SyncMode};
 use crate::base::metrics::{NoObserver, Observer};
 use crate::base::threads::Workers;
@@ -493,4 +495,45 @@ fn a_start_that_means_nothing_over_many_logs_is_refused() {
         next_chunk(&mut beyond),
         Some(Err(ReadError::BeyondTail { .. }))
     ));
+}
+
+/// Whether each of these is ready.
+fn poll_each<T>(waits: &mut [BoxFuture<'_, T>], waker: &Waker) -> Vec<bool> {
+    let mut context = Context::from_waker(waker);
+    let waits = waits.iter_mut();
+    waits
+        .map(|wait| wait.as_mut().poll(&mut context).is_ready())
+        .collect()
+}
+
+#[test]
+fn followers_of_missing_logs_sleep_until_a_log_is_created() {
+    let f = Fixture::new();
+    f.append("other", b"0").unwrap();
+    let follow = |n| f.scan(one(&format!("missing/{n}")), ScanStart::First, true);
+    let mut scans: Vec<_> = (0..100).map(follow).collect();
+    for scan in &mut scans {
+        while next_chunk(scan).is_some() {}
+    }
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let count = || woken.0.load(std::sync::atomic::Ordering::SeqCst);
+    let mut waits: Vec<_> = scans.iter_mut().map(|scan| scan.next()).collect();
+    assert!(!poll_each(&mut waits, &waker).contains(&true));
+    for _ in 0..100 {
+        f.append("other", b"1").unwrap();
+    }
+    assert_eq!(count(), 0);
+    f.append("missing/7", b"first").unwrap();
+    assert_eq!(count(), 100);
+    let ready = poll_each(&mut waits, &waker);
+    assert_eq!(ready.iter().position(|ready| *ready), Some(7));
+    assert_eq!(ready.iter().filter(|ready| **ready).count(), 1);
+    drop(waits.remove(7));
+    for _ in 0..100 {
+        f.append("other", b"2").unwrap();
+    }
+    assert_eq!(count(), 100);
+    f.append("missing/8", b"first").unwrap();
+    assert_eq!(count(), 199);
 }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt::Write;
 
+use super::retention::HOUR;
 use super::*;
 use crate::api::record::{Gap, GapReason};
 use crate::disk::Disk;
@@ -195,6 +196,54 @@ fn reads_are_the_same_after_sorting_and_after_starts() {
     assert_eq!(fixture.report.findings, Vec::<String>::new());
     assert_eq!(fixture.report.damage, []);
     fixture.assert_told(&expected, "without indexes and checkpoints");
+}
+
+#[test]
+fn scans_by_time_find_records_of_a_clock_that_went_back() {
+    let clock = TestClock::new();
+    // A clock that shows less than 2026 counts as wrong.
+    clock.jump(1000 * 24 * HOUR);
+    let now = clock.now();
+    // A start believes the system's clock.
+    let year = 365 * 24 * HOUR;
+    clock.jump(year);
+    let (disk, config) = (SimDisk::new(), config());
+    let (core, report) = open(&disk, &config, &clock).unwrap();
+    let f = Fixture {
+        disk,
+        clock,
+        config,
+        core,
+        report,
+    };
+    // A segment begins by that clock.
+    let left = f.core.inbox.leave_segment();
+    f.core.turn();
+    drop(left);
+    for log in ["a", "b/1", "b/2"] {
+        f.append(log, b"ahead").unwrap();
+    }
+    f.clock.jump(-year);
+    for _ in 0..12 {
+        f.clock.advance(HOUR / 12);
+        f.append("c", b"now").unwrap();
+    }
+    f.fill_logs(1, 6);
+    let found = || {
+        let time = now.saturating_add_micros(year / 2);
+        let by_time = |selector| f.told_of_many(&selector, ScanStart::Time(time));
+        [Selector::All, Selector::Prefix("b/".to_owned())].map(by_time)
+    };
+    let expected = found();
+    assert!(expected.iter().all(|told| told.contains("b/1 0 1")));
+    f.sort();
+    assert!(f.runs() > 0);
+    assert_eq!(found(), expected);
+    // Runs of runs.
+    f.fill_logs(2, 6);
+    let expected = found();
+    f.sort();
+    assert_eq!(found(), expected);
 }
 
 #[test]

@@ -67,6 +67,36 @@ fn small_segment_that_was_not_begun_gets_no_records() {
     assert!(pool.take(Use::Leave).unwrap().life.id > ready.life.id);
 }
 
+#[test]
+fn a_finished_segment_is_cut_where_nothing_reads_it_any_more() {
+    let f = Fixture::with(SimDisk::new(), config());
+    f.append("a", b"1").unwrap();
+    let segment = f.core.journal.current();
+    let left = f.core.inbox.leave_segment();
+    f.core.turn();
+    drop(left);
+    f.append("a", b"2").unwrap();
+    f.disk.trace_calls(true);
+    assert!(f.core.store.link_of(&segment).unwrap().is_some());
+    let (_, calls) = f.disk.trace();
+    let end = segment.end.read().unwrap().since(segment.base);
+    let reads = calls.iter().filter(|call| call.starts_with("Read "));
+    let ends = reads.map(|call| {
+        let numbers = call.split_whitespace().flat_map(str::parse::<u64>);
+        numbers.take(2).sum::<u64>()
+    });
+    let ends: Vec<u64> = ends.collect();
+    assert!(
+        !ends.is_empty() && ends.iter().all(|at| *at <= end),
+        "{ends:?}"
+    );
+    assert_eq!(f.core.open_segments.counts().0, 1);
+    f.core.sorter.give_ends_back().unwrap();
+    assert_eq!(segment.file_bytes(), end.next_multiple_of(4096));
+    assert_eq!(f.core.open_segments.counts().0, 0);
+    assert!(f.core.store.link_of(&segment).unwrap().is_some());
+}
+
 /// A store on a small volume, and the number of records of each log.
 struct Store {
     f: Fixture,

@@ -241,9 +241,11 @@ impl Retainer {
                 break;
             }
         }
-        if let Some(told) = self.tell_clock() {
-            // If recording the clock fails now, a later pass does it.
-            let _told = block_on(told);
+        if let Some(told) = self.tell_clock()
+            && block_on(told).is_err()
+        {
+            // The next pass records the clock.
+            self.state.lock().told = Timestamp::from_micros(i64::MIN);
         }
     }
 
@@ -253,7 +255,7 @@ impl Retainer {
         let now = self.journal.expiry_now();
         if max_idle.is_zero()
             || now < self.state.lock().producers_at
-            || self.journal.refusal().is_some()
+            || self.must_wait()
             || known_bad::makes(Mistake::ProducersNeverExpire)
         {
             return Vec::new();
@@ -358,6 +360,11 @@ impl Retainer {
         })
     }
 
+    /// Whether the journal would refuse trims.
+    fn must_wait(&self) -> bool {
+        self.journal.refusal().is_some() || self.journal.replica_is_behind().is_some()
+    }
+
     /// The next pass looks at all producers again.
     pub(crate) fn retry_producers(&self) {
         self.state.lock().producers_at = Timestamp::from_micros(i64::MIN);
@@ -380,7 +387,7 @@ impl Retainer {
         let unbounded = !default && state.unbounded_at == Some(settings);
         let young = seconds(now) < state.ages_at && now >= state.passed_at;
         let idle = state.seen == durable && young;
-        if unbounded || idle || self.journal.refusal().is_some() {
+        if unbounded || idle || self.must_wait() {
             return None;
         }
         Some(RunningPass {

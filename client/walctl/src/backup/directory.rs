@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -93,12 +93,7 @@ impl BackupDirectory {
         }
         // Also if it was there: the run that made it may have been killed before this.
         flush_directory(dir)?;
-        for ancestor in dir.canonicalize().with_context(fail)?.ancestors().skip(1) {
-            // Above the directories that this call may have made, missing rights are no error.
-            if flush_directory(ancestor).is_err() {
-                break;
-            }
-        }
+        flush_above(&dir.canonicalize().with_context(fail)?, File::sync_all)?;
         let directory = Self {
             dir: dir.to_owned(),
             _lock: Some(lock),
@@ -329,4 +324,57 @@ fn flush_directory(dir: &Path) -> Result<()> {
     File::open(dir)
         .and_then(|dir| dir.sync_all())
         .with_context(|| format!("cannot flush {}", dir.display()))
+}
+
+/// Flushes the directories above this one: they may have been made for it. Missing rights end this, and so does a file system
+/// that cannot flush directories: the directories above them are older.
+fn flush_above(dir: &Path, flush: impl Fn(&File) -> io::Result<()>) -> Result<()> {
+    for ancestor in dir.ancestors().skip(1) {
+        let failed = || format!("cannot flush {}", ancestor.display());
+        let opened = match File::open(ancestor) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => break,
+            opened => opened.with_context(failed)?,
+        };
+        match flush(&opened) {
+            Err(error)
+                if [ErrorKind::InvalidInput, ErrorKind::Unsupported].contains(&error.kind()) =>
+            {
+                break;
+            }
+            flushed => flushed.with_context(failed)?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_above_a_backup_are_flushed_or_the_run_fails() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path().join("a/b");
+        fs::create_dir_all(&dir).unwrap();
+        let flushed = std::cell::RefCell::new(0);
+        let above = dir.ancestors().count() - 1;
+        let run = |fails_at: usize, kind: ErrorKind| {
+            flushed.replace(0);
+            flush_above(&dir, |_| {
+                let number = flushed.replace_with(|number: &mut usize| *number + 1);
+                match number == fails_at {
+                    true => Err(kind.into()),
+                    false => Ok(()),
+                }
+            })
+        };
+        run(usize::MAX, ErrorKind::Other).unwrap();
+        assert_eq!(*flushed.borrow(), above);
+        for number in 0..2 {
+            assert!(run(number, ErrorKind::StorageFull).is_err(), "{number}");
+        }
+        // This file system cannot flush directories.
+        run(1, ErrorKind::InvalidInput).unwrap();
+        assert_eq!(*flushed.borrow(), 2);
+    }
 }

@@ -100,12 +100,14 @@ true
 {{- end }}
 
 {{/* Whether no pod of the installed release has been ready, as far as the cluster shows: then there is no store yet, and an
-     upgrade that mends the values is a first start. */}}
+     upgrade that mends the values is a first start. The cluster shows the present state alone, and a pod that is not ready now may have a
+     store. This is therefore true for one hour after the installation at most. */}}
 {{- define "wald.neverReady" -}}
 {{- $set := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "wald.fullname" .) -}}
 {{- $map := lookup "v1" "ConfigMap" .Release.Namespace (include "wald.fullname" .) -}}
 {{- $had := regexMatch "(?m)^create_store = false$" (get ($map.data | default dict) "wald.toml" | default "") -}}
-{{- if and $set (not $had) (not ($set.status).readyReplicas) -}}
+{{- $hourAgo := dateInZone "2006-01-02T15:04:05Z" (now | dateModify "-1h") "UTC" -}}
+{{- if and $set (not $had) (not ($set.status).readyReplicas) (gt (toString ($set.metadata).creationTimestamp) $hourAgo) -}}
 true
 {{- end -}}
 {{- end }}

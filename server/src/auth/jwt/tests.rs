@@ -425,3 +425,45 @@ fn operators_are_told_what_is_wrong_with_a_token() {
     );
     assert_eq!(why(&rules, "hello"), NO_JWT);
 }
+
+/// A stranger sends one token again and again. Its signature costs the event loop of others.
+#[test]
+fn refused_token_is_verified_once_on_a_connection() {
+    use crate::auth::{Authority, ExpiryClock, FileAuthority, LastCaller, Trail};
+    let (rsa, _, rules) = issuer();
+    let (sender, receiver) = tokio::sync::watch::channel(Arc::new(rules));
+    let metrics = crate::metrics::Metrics::new().unwrap();
+    let authority = Authority::File(Arc::new(FileAuthority {
+        rules: receiver,
+        clock: ExpiryClock::default(),
+        metrics: metrics.auth.clone(),
+        keys: Arc::default(),
+    }));
+    let forged = {
+        let mut token = rsa.token(&good());
+        let kept = token.rfind('.').unwrap() + 1;
+        let signature = token.split_off(kept);
+        token + &signature.replace(['A', 'B'], "C")
+    };
+    // Its signature is right, and nobody has its name.
+    let stranger = rsa.token(&with(&good(), &json!({ "sub": "stranger" })));
+    let mut last = LastCaller::default();
+    let mut call = |token: &str| {
+        let mut headers = http::HeaderMap::new();
+        let value = format!("Bearer {token}").parse().unwrap();
+        headers.insert(http::header::AUTHORIZATION, value);
+        let rpc = crate::methods::of(wald_proto::Method::Append);
+        let refused = authority
+            .identify_next(&mut last, &headers, None, rpc, Trail::default())
+            .map(drop)
+            .unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+        last.has_checked()
+    };
+    for token in [&forged, &stranger] {
+        let checked: Vec<_> = (0..4).map(|_| call(token)).collect();
+        assert_eq!(checked, [true, false, false, false]);
+        sender.send_modify(|rules| Arc::make_mut(rules).generation += 1);
+        assert!(call(token) && !call(token));
+    }
+}

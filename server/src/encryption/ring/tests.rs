@@ -471,3 +471,77 @@ fn crash_at_any_step_of_a_change_leaves_a_ring_with_all_used_keys() {
     }
     panic!("a rotation takes fewer calls");
 }
+
+#[test]
+fn offline_commands_keep_the_scope_and_the_word_of_each_log() {
+    let disk = SimDisk::new();
+    let log = LogId::new(1);
+    let ring = opened(&disk, EncryptionScope::Log, KEY);
+    ring.prepare(&[(log, "a")], LogsExist::Next).unwrap();
+    let own = sealed(&ring, log).0;
+    let before = disk.contents("keys/ring");
+    // The settings of the command lack encryption_scope.
+    let offline = self::ring(&disk, EncryptionScope::Store, KEY).keeping_scope();
+    offline.load().unwrap();
+    offline.begin(Position::ZERO).unwrap();
+    offline.prepare(&[(log, "a")], LogsExist::Already).unwrap();
+    assert_eq!(sealed(&offline, log).0, own);
+    assert_eq!(disk.contents("keys/ring"), before);
+    let ring = opened(&disk, EncryptionScope::Log, KEY);
+    ring.keep(&ring.shred(log, "a").unwrap()).unwrap();
+    // A store without a ring gets the scope of the settings.
+    let disk = SimDisk::new();
+    let offline = self::ring(&disk, EncryptionScope::Log, KEY).keeping_scope();
+    offline.load().unwrap();
+    offline.begin(Position::ZERO).unwrap();
+    let file = RingFile::decode(&disk.contents("keys/ring").unwrap()).unwrap();
+    assert_eq!(file.scope, EncryptionScope::Log);
+}
+
+#[test]
+fn call_that_needs_no_key_does_not_wait_for_a_change_of_the_ring() {
+    for scope in [
+        EncryptionScope::Store,
+        EncryptionScope::Tenant,
+        EncryptionScope::Log,
+    ] {
+        let ring = Arc::new(opened(&SimDisk::new(), scope, KEY));
+        let log = [(LogId::new(1), "pay/a")];
+        ring.prepare(&log, LogsExist::Next).unwrap();
+        let change = ring.change();
+        let (done, waited) = std::sync::mpsc::channel();
+        let preparing = std::thread::spawn({
+            let ring = Arc::clone(&ring);
+            move || {
+                let prepared = ring.prepare(&log, LogsExist::Next);
+                done.send(prepared.is_ok()).unwrap();
+            }
+        });
+        let prepared = waited.recv_timeout(Duration::from_secs(10));
+        drop(change);
+        preparing.join().unwrap();
+        assert_eq!(prepared, Ok(true), "{scope:?}");
+    }
+}
+
+#[test]
+fn ring_that_no_start_would_read_is_refused_when_it_is_written() {
+    let disk = SimDisk::new();
+    let ring = opened(&disk, EncryptionScope::Log, KEY);
+    let (mut last, mut before) = (0, Vec::new());
+    let refused = (1..200).map(|group| group * KEYS_AHEAD).find_map(|id| {
+        let log = LogId::new(id);
+        before = disk.contents("keys/ring").unwrap();
+        let prepared = ring.prepare(&[(log, "a")], LogsExist::Next);
+        last = id;
+        prepared.err()
+    });
+    let refused = refused.unwrap().to_string();
+    assert!(refused.contains("new store"), "{refused}");
+    assert!(before.len() > 1 << 19);
+    // The ring before stays in force, here and on the disk.
+    assert!(ring.newest(LogId::new(last)).is_none());
+    assert!(ring.newest(LogId::new(KEYS_AHEAD)).is_some());
+    assert!(disk.contents("keys/ring").unwrap() == before);
+    opened(&disk, EncryptionScope::Log, KEY);
+}

@@ -173,6 +173,30 @@ fn cursor_is_committed_under_the_names_in_its_path() {
     );
 }
 
+/// protobuf would merge the parameter over the names of the path.
+#[test]
+fn parameter_does_not_replace_fields_of_the_path_and_the_body() {
+    let cursor = "/v1/logs/{log}/cursors/{cursor}";
+    for (method, path, query) in [
+        (Method::PUT, cursor, "commit.log=b"),
+        (Method::PUT, cursor, "commit.lsn=5"),
+        (Method::PATCH, "/v1/logs/{log}", "config.sync_mode=1"),
+        (
+            Method::PATCH,
+            "/v1/logs/{log}",
+            "config.retention.maxRecords=1",
+        ),
+    ] {
+        let refused = head(&method, path, query, &[JSON]).map(drop).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{query}");
+        let said = refused.message();
+        assert!(
+            said.contains("the path and the body have its fields"),
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn log_is_changed_in_the_fields_that_the_query_names() {
     let query = "update_mask=retention.max_records,sync_mode";

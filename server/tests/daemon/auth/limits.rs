@@ -195,6 +195,26 @@ async fn changes_without_records_count_for_the_rate_of_appends() {
         .unwrap();
 }
 
+/// A caller without a right could use up the rate of the whole tenant.
+#[tokio::test]
+async fn change_without_its_right_does_not_count_for_the_rate() {
+    let reader = "[principal.r]\ntenant = \"a\"\nallow = [{ do = [\"read\"], logs = \"a/\" }]\n";
+    let file = AuthFile::new(&(tenants("appends_per_second = 1") + reader));
+    let [a, reader] = ["a", "r"].map(|principal| file.token(principal));
+    let daemon = file.start(&[]);
+    let mut reader = wal(&daemon, &reader).await;
+    for _ in 0..100 {
+        let trim = v1::TrimRequest {
+            log: "a/x".to_owned(),
+            ..v1::TrimRequest::default()
+        };
+        let refused = reader.trim(trim).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{refused:?}");
+    }
+    let mut writer = wal(&daemon, &a).await;
+    writer.append(append("a/x", "1")).await.unwrap();
+}
+
 fn commit(log: &str) -> v1::CommitCursorRequest {
     v1::CommitCursorRequest {
         commit: Some(v1::CursorCommit {

@@ -8,7 +8,7 @@ use wald_proto::v1;
 use wald_proto::v1::scan_request::{Selector, Start};
 
 use super::principals::{AuthFile, Bearer, COMPANY, WithToken, session, wal};
-use crate::support::{Told, append, part, records};
+use crate::support::{Told, append, part, records, until};
 use v1::wal_service_client::WalServiceClient;
 
 const LOG: &str = "payments/billing/a";
@@ -84,6 +84,25 @@ async fn follower_ends_with_its_token_and_goes_on_with_the_next() {
         records(&message.batches),
         [(LOG.to_owned(), 1, "2".to_owned())]
     );
+}
+
+/// A program that writes the file in place leaves it empty at first.
+#[tokio::test]
+async fn empty_file_ends_nothing() {
+    let file = AuthFile::new(COMPANY);
+    let root = file.token("root");
+    let daemon = file.start(&["--metrics-open"]);
+    let mut own = wal(&daemon, &root).await;
+    own.append(append(LOG, "1")).await.unwrap();
+    let mut stream = follow(&mut own, None).await.unwrap();
+    take_records(&mut stream).await;
+    file.write("");
+    daemon.signal(rustix::process::Signal::HUP);
+    let failures = "wald_reload_failures_total{kind=\"auth\"}";
+    until(&daemon, failures, |count| count >= 1.0).await;
+    own.append(append(LOG, "2")).await.unwrap();
+    let (_, count) = take_records(&mut stream).await;
+    assert_eq!(count, 1);
 }
 
 #[tokio::test]

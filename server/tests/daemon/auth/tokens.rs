@@ -250,35 +250,39 @@ async fn revoked_token_fails_soon_and_the_other_goes_on() {
 /// A request whose message comes after the token was revoked.
 #[tokio::test]
 async fn message_that_comes_after_the_revocation_is_refused() {
+    for (method, service) in [
+        (wald_proto::Method::CreateLog, "Log"),
+        (wald_proto::Method::Drain, "Ops"),
+    ] {
+        late_message(method, service).await;
+    }
+}
+
+async fn late_message(method: wald_proto::Method, service: &str) {
     let file = AuthFile::new(COMPANY);
     let (kept, revoked) = (file.token("root"), file.token("root"));
     let daemon = file.start(&[]);
     let socket = tokio::net::TcpStream::connect(daemon.start["grpc"].as_str().unwrap());
     let (mut client, connection) = h2::client::handshake(socket.await.unwrap()).await.unwrap();
     tokio::spawn(connection);
-    let request = http::Request::post(format!(
-        "http://wald{}",
-        wald_proto::Method::CreateLog.path()
-    ))
-    .header("content-type", "application/grpc")
-    .header("authorization", format!("Bearer {revoked}"))
-    .body(())
-    .unwrap();
+    let request = http::Request::post(format!("http://wald{}", method.path()))
+        .header("content-type", "application/grpc")
+        .header("authorization", format!("Bearer {revoked}"))
+        .body(())
+        .unwrap();
     let (answer, mut body) = client.send_request(request, false).unwrap();
-    crate::support::until_as(
-        &daemon,
-        "grpc_server_started_total{grpc_method=\"CreateLog\",grpc_service=\"wald.v1.LogService\",grpc_type=\"unary\"}",
-        &kept,
-        |count| count == 1.0,
-    )
-    .await;
+    let started = format!(
+        "grpc_server_started_total{{grpc_method=\"{method:?}\",grpc_service=\"wald.v1.{service}Service\",grpc_type=\"unary\"}}"
+    );
+    crate::support::until_as(&daemon, &started, &kept, |count| count == 1.0).await;
     assert!(file.command(&["revoke", &revoked[6..14]]).status.success());
     daemon.signal(rustix::process::Signal::HUP);
     daemon.wait_for_log("the changed auth_file is in force");
-    let message = request_bytes(wald_proto::Method::CreateLog, "a");
+    let message = request_bytes(method, "a");
     body.send_data(message.into(), true).unwrap();
     let head = answer.await.unwrap();
-    assert_eq!(head.headers()["grpc-status"], "16");
+    assert_eq!(head.headers()["grpc-status"], "16", "{method:?}");
+    // Nothing has changed, and the server still serves.
     let mut logs = super::principals::logs(&daemon, &kept).await;
     let list = logs.list_logs(v1::ListLogsRequest::default()).await;
     assert!(list.unwrap().into_inner().logs.is_empty());

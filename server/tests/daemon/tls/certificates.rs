@@ -91,9 +91,14 @@ pub(crate) fn server_until(issuer: &Ca, year: i32) -> Identity {
 
 /// A list that revokes certificates with these serial numbers.
 pub(crate) fn crl(issuer: &Ca, revoked: &[u64]) -> String {
+    crl_until(issuer, revoked, 2045)
+}
+
+/// A list that should have been replaced at the begin of this year.
+pub(crate) fn crl_until(issuer: &Ca, revoked: &[u64], year: i32) -> String {
     CertificateRevocationListParams {
         this_update: date_time_ymd(2020, 1, 1),
-        next_update: date_time_ymd(2045, 1, 1),
+        next_update: date_time_ymd(year, 1, 1),
         crl_number: SerialNumber::from(revoked.len() as u64 + 1),
         issuing_distribution_point: None,
         revoked_certs: revoked

@@ -10,7 +10,9 @@ use tokio::task::JoinHandle;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::certificates::{Files, ca, client_params, crl, issue, server_until};
+use super::certificates::{
+    Files, Identity, ca, client_params, crl, crl_until, issue, server_until,
+};
 use super::client::{channel, connect, grpc, http, settings, wal};
 use super::start;
 use crate::support::{Daemon, append, until};
@@ -117,6 +119,36 @@ async fn directory_that_is_swapped_behind_a_link_is_found() {
     assert!((now.as_secs_f64() - success).abs() < 15.0);
 }
 
+/// A certificate that is good for a few seconds: its only revocation is its expiry.
+#[tokio::test]
+async fn connection_ends_when_its_certificate_expires() {
+    let files = Files::new();
+    let mut arguments = files.arguments_with_clients("optional");
+    arguments.push("--http-tls".to_owned());
+    let daemon = start(&arguments);
+    let mut params = client_params("billing", 1);
+    let expires = std::time::SystemTime::now() + Duration::from_secs(6);
+    params.not_after = expires.into();
+    let identity = issue(&params, &files.ca);
+    let short = watcher_as(&daemon, &files, &identity).await;
+    let mut other = watcher(&daemon, &files, "shipping", 2).await;
+    let config = files.client(&["http/1.1"], Some(&identity));
+    let mut probe = connect(&http(&daemon), config).await.unwrap();
+    let request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    probe.write_all(request).await.unwrap();
+    let ended = tokio::time::timeout(PATIENCE, short.ended).await;
+    ended.unwrap().unwrap();
+    // The last second counts whole, and not_after has no parts of a second.
+    assert!(std::time::SystemTime::now() > expires - Duration::from_secs(1));
+    let mut rest = Vec::new();
+    let closed = tokio::time::timeout(PATIENCE, probe.read_to_end(&mut rest)).await;
+    closed.unwrap().unwrap();
+    assert!(!other.ended.is_finished());
+    let check = other.client.check(HealthCheckRequest::default());
+    check.await.unwrap();
+    daemon.wait_for_log("the certificate of a client is no longer accepted");
+}
+
 /// A call that lasts until its connection ends.
 struct Watcher {
     client: HealthClient<tonic::transport::Channel>,
@@ -125,7 +157,11 @@ struct Watcher {
 
 async fn watcher(daemon: &Daemon, files: &Files, name: &str, serial: u64) -> Watcher {
     let identity = issue(&client_params(name, serial), &files.ca);
-    let channel = channel(&grpc(daemon), files.client(&["h2"], Some(&identity))).await;
+    watcher_as(daemon, files, &identity).await
+}
+
+async fn watcher_as(daemon: &Daemon, files: &Files, identity: &Identity) -> Watcher {
+    let channel = channel(&grpc(daemon), files.client(&["h2"], Some(identity))).await;
     let mut client = HealthClient::new(channel.unwrap());
     let watch = client.watch(HealthCheckRequest::default()).await.unwrap();
     let mut watch = watch.into_inner();
@@ -161,6 +197,32 @@ async fn revoked_connection_ends_within_a_second_and_others_continue() {
     let check = other.client.check(HealthCheckRequest::default());
     check.await.unwrap();
     daemon.wait_for_log("the certificate of a client is no longer accepted");
+}
+
+/// The job that fetches lists has died: its last list still counts, and operators can see its age.
+#[tokio::test]
+async fn revocation_list_that_is_out_of_date_counts_and_is_reported() {
+    const LIST: &str = "wald_tls_certificate_not_after_timestamp_seconds{kind=\"client_crl\"}";
+    let files = Files::new();
+    files.write("crl.pem", &crl(&files.ca, &[7]));
+    let mut arguments = files.arguments_with_clients("require");
+    arguments.push(files.argument("tls-client-crl", "crl.pem"));
+    let daemon = start(&arguments);
+    assert_eq!(daemon.metric(LIST), year(2045));
+    files.write("crl.pem", &crl_until(&files.ca, &[7], 2021));
+    daemon.signal(Signal::HUP);
+    let line = daemon.wait_for_log("is out of date since 2021-01-01");
+    assert!(
+        line.contains("WARN") && line.contains("tls_client_crl"),
+        "{line}"
+    );
+    until(&daemon, LIST, |at| at == year(2021)).await;
+    watcher(&daemon, &files, "shipping", 8).await;
+    let identity = issue(&client_params("billing", 7), &files.ca);
+    let config = files.client(&["h2"], Some(&identity));
+    if let Ok(mut stream) = connect(&grpc(&daemon), config).await {
+        settings(&mut stream).await.unwrap_err();
+    }
 }
 
 #[tokio::test]

@@ -25,6 +25,8 @@ use object_store::{
 };
 use tokio::time::timeout;
 
+use crate::client::SLOWEST;
+
 /// Whether the object is one of the write-ahead log: a row.
 fn is_row(location: &Path) -> bool {
     location.parts().any(|part| part.as_ref() == "wal")
@@ -32,10 +34,9 @@ fn is_row(location: &Path) -> bool {
 
 /// Maximum time until a row without bytes is answered.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// The largest number of times that it is doubled: beyond the 60 s after which the client gives a request up.
+/// The largest number of times that it is doubled: beyond the 60 s after which the client gives a request up. The client gives
+/// a row of more than 8 MiB more time, too.
 const MOST_DOUBLED: u32 = 3;
-/// Bytes a second that a connection to the store carries at least.
-const SLOWEST: u64 = 140 << 10;
 
 /// Maximum time until a row of this size is answered. It grows while rows are late: the store may only be slow.
 fn answer_time(bytes: usize, late: u32) -> Duration {

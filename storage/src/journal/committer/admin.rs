@@ -86,8 +86,11 @@ impl<T: SegmentTail> Committer<T> {
         {
             let mut state = log.state.write();
             self.group.undo.note(start, &log, &state);
-            state.config = config.shared();
-            state.update_time = self.arrival;
+            let before = (Arc::clone(&state.config), state.update_time);
+            let settings = (config.shared(), self.arrival);
+            (state.config, state.update_time) = settings.clone();
+            let extras = state.extras.get_or_insert_default();
+            extras.configure(frame.end, (before, settings), self.journal.settled());
             state.ages_at = 0;
             state.last_end = frame.end;
         }

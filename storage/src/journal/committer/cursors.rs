@@ -6,7 +6,7 @@ use super::tail::SegmentTail;
 use super::{Committer, FrameFields, Placed, refused};
 use crate::api::engine::LogTarget;
 use crate::api::error::{AppendError, CursorError, TargetError};
-use crate::api::record::{CursorCommit, NamedCursor};
+use crate::api::record::{CursorCommit, NamedCursor, SyncMode};
 use crate::base::ids::{LogName, Lsn, Name, Position};
 use crate::format::body::CursorBody;
 use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
@@ -125,9 +125,14 @@ impl<T: SegmentTail> Committer<T> {
             let mut state = log.state.write();
             self.group.undo.note(start, &log, &state);
             state.last_end = frame.end;
-            let (durable, quota) = (self.journal.settled(), state.quota);
+            // Readers compare with this position, as `Core::safety_of` says.
+            let safe = match state.config.sync_mode.unwrap_or(self.settings.sync_mode) {
+                SyncMode::Replicated => self.journal.settled(),
+                _ => self.journal.durable(),
+            };
+            let quota = state.quota;
             let extras = state.extras.get_or_insert_default();
-            let was_there = extras.move_cursor(frame.end, cursor, mark, durable);
+            let was_there = extras.move_cursor(frame.end, cursor, mark, safe);
             match (was_there, mark) {
                 (false, Some(_)) => self.logs.add(quota, LogUsage::cursor(cursor)),
                 (true, None) => self.logs.take(quota, LogUsage::cursor(cursor)),

@@ -1,5 +1,6 @@
 //! Sync mode `manual`: records that are accepted and not yet written.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,7 +16,7 @@ use crate::api::record::{Batch, Durability, SyncMode, Visibility};
 use crate::api::records::Records;
 use crate::api::session::Session;
 use crate::api::watch::Watched;
-use crate::base::ids::Timestamp;
+use crate::base::ids::{LogId, Timestamp};
 use crate::format::active::Place;
 use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::{Journal, Placement};
@@ -150,7 +151,7 @@ impl<T: SegmentTail> Committer<T> {
     }
 
     pub(super) fn write_all_buffered(&mut self) -> Result<(), AppendError> {
-        while let Some(log) = self.memory.logs.first().map(Arc::clone) {
+        while let Some(log) = self.memory.logs.values().next().map(Arc::clone) {
             self.write_buffered(&log)?;
         }
         Ok(())
@@ -167,7 +168,8 @@ impl<T: SegmentTail> Committer<T> {
 pub(super) struct Memory {
     /// Shows `bytes`.
     journal: Arc<Journal>,
-    logs: Vec<Arc<Log>>,
+    /// By id: the time to remove one must not grow with their number, since appends of all logs wait meanwhile.
+    logs: BTreeMap<LogId, Arc<Log>>,
     pub(super) bytes: u64,
 }
 
@@ -175,7 +177,7 @@ impl Memory {
     pub(super) fn new(journal: Arc<Journal>) -> Self {
         Self {
             journal,
-            logs: Vec::new(),
+            logs: BTreeMap::new(),
             bytes: 0,
         }
     }
@@ -184,13 +186,18 @@ impl Memory {
         self.logs.is_empty()
     }
 
+    /// Number of logs with records here.
+    pub(super) fn logs(&self) -> u64 {
+        self.logs.len() as u64
+    }
+
     /// Asserts the invariants in debug builds.
     pub(super) fn check(&self) {
         let body = |log: &Arc<Log>| {
             let state = log.state.read();
             state.buffered.as_ref().map_or(0, |b| b.body.len() as u64)
         };
-        debug_assert_eq!(self.bytes, self.logs.iter().map(body).sum::<u64>());
+        debug_assert_eq!(self.bytes, self.logs.values().map(body).sum::<u64>());
     }
 
     fn count(&mut self, bytes: u64) {
@@ -203,7 +210,7 @@ impl Memory {
         let mut state = log.state.write();
         let (first_lsn, time_before) = (state.next, state.last_time);
         let mut buffered = state.buffered.take().unwrap_or_else(|| {
-            self.logs.push(Arc::clone(log));
+            self.logs.insert(log.id, Arc::clone(log));
             Box::new(Buffered {
                 first_lsn,
                 count: 0,
@@ -240,7 +247,7 @@ impl Memory {
     /// Removes a log's records, if it has any here.
     fn take(&mut self, log: &Arc<Log>, state: &mut LogState) -> Option<Box<Buffered>> {
         let buffered = state.buffered.take()?;
-        self.logs.retain(|other| other.id != log.id);
+        self.logs.remove(&log.id);
         self.count(self.bytes - buffered.body.len() as u64);
         Some(buffered)
     }
@@ -249,6 +256,6 @@ impl Memory {
     pub(super) fn put_back(&mut self, log: Arc<Log>, buffered: Box<Buffered>) {
         self.count(self.bytes + buffered.body.len() as u64);
         log.state.write().buffered = Some(buffered);
-        self.logs.push(log);
+        self.logs.insert(log.id, log);
     }
 }

@@ -9,8 +9,8 @@ use crate::api::error::AppendError;
 use crate::api::error::HostShortage;
 use crate::base::ids::{LogId, Lsn, SegmentId};
 use crate::disk::shortage;
-use crate::format::body::{Closing, Link};
-use crate::format::frame::FrameKind;
+use crate::format::body::{Closing, Link, Seal};
+use crate::format::frame::{DirectoryBuilder, FrameKind, HEADER_BYTES};
 use crate::journal::pool::Use;
 use crate::journal::seal::Sealed;
 use crate::logs::Log;
@@ -107,7 +107,13 @@ impl<T: SegmentTail> Committer<T> {
         if self.closed || looks || self.without_space {
             return 0;
         }
-        self.tail.left().saturating_sub(self.memory.bytes)
+        // The next group begins with the directory of the last one, and may have to write the records in memory.
+        let directory = self.tail.directory_before() as u64;
+        let frame = HEADER_BYTES + 8 + self.sealed_bytes() + DirectoryBuilder::entry_len(None);
+        let buffered = self.memory.bytes + self.memory.logs() * frame as u64;
+        let seal = (HEADER_BYTES + Seal::MAX_LEN) as u64;
+        let left = self.tail.left();
+        left.saturating_sub(directory + buffered + seal)
     }
 
     /// Continues in the next segment, even if this segment has room.

@@ -52,6 +52,11 @@ impl Undo {
         self.created.push(Arc::clone(log));
     }
 
+    /// Whether the group creates a log.
+    pub(super) fn creates(&self) -> bool {
+        !self.created.is_empty()
+    }
+
     pub(super) fn note_remembered(&mut self, log: &Arc<Log>, before: ProducerBefore) {
         let change = Change::Remembered(before);
         self.producers.push((Arc::clone(log), change));

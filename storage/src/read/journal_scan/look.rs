@@ -1,11 +1,13 @@
 //! One pass over a part of the journal: frames of the selected logs, and gaps for the records missing between them.
 
+mod border;
 mod run;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
+use self::border::header_at;
 use crate::api::codec;
 use crate::api::error::ReadError;
 use crate::api::record::{Gap, GapReason, StoredBatch, Visibility};
@@ -67,6 +69,16 @@ impl FrameRecords {
     fn next_lsn(&self) -> Lsn {
         let next = self.first_lsn.checked_advance(u64::from(self.count));
         next.unwrap_or(self.first_lsn)
+    }
+}
+
+/// The gap of damage that no log is known to have.
+fn of_nobody() -> Gap {
+    Gap {
+        log: None,
+        from: None,
+        to: None,
+        reason: GapReason::Quarantined,
     }
 }
 
@@ -227,12 +239,7 @@ impl JournalReadStep {
     /// not as damaged.
     fn told_of(&self, damage: &Damage) -> Vec<Gap> {
         let Some(log) = &damage.log else {
-            return vec![Gap {
-                log: None,
-                from: None,
-                to: None,
-                reason: GapReason::Quarantined,
-            }];
+            return vec![of_nobody()];
         };
         let (deleted, kept) = self.fate_of(log);
         let within = |lsn: Lsn| lsn.max(damage.from).min(damage.to);
@@ -279,7 +286,16 @@ impl JournalReadStep {
     ) -> Result<Continuation, ReadError> {
         let rest = stop.since(self.at);
         for again in [false, true] {
-            for size in [PIECE_BYTES, LARGE_PIECE_BYTES, rest] {
+            if again {
+                if reach == Reach::Memory {
+                    return Err(far().into());
+                }
+                if !self.is_border(segment, self.at, stop)? {
+                    return Ok(Continuation::Again);
+                }
+            }
+            let mut size = PIECE_BYTES;
+            loop {
                 let buffer = match again {
                     false => self.store.bytes(segment, self.at, size.min(rest), reach)?,
                     true => self.store.bytes_again(segment, self.at, size.min(rest))?,
@@ -291,20 +307,33 @@ impl JournalReadStep {
                 if moved {
                     return Ok(going);
                 }
-                if size >= rest {
+                let longer = self.longer_read(segment, &buffer, size);
+                let Some(longer) = longer.filter(|_| size < rest) else {
                     break;
-                }
-            }
-            if reach == Reach::Memory {
-                return Err(far().into());
+                };
+                size = longer;
             }
         }
         if segment.is_retired() {
             // The segment was sorted meanwhile, and its file may have another life. The run has the records.
             return Ok(Continuation::On);
         }
-        self.lose_frame(segment, stop)?;
+        self.lose_frame(segment, self.at, stop)?;
         Ok(Continuation::On)
+    }
+
+    /// Length of the next read, if a read of `size`, which returned `buffer`, did not show the frame at the current
+    /// position. A client may have chosen the position, so only a header that verifies causes a long read.
+    fn longer_read(&self, segment: &Segment, buffer: &Bytes, size: u64) -> Option<u64> {
+        if header_at(segment, buffer, self.at).is_some() {
+            return [LARGE_PIECE_BYTES, u64::MAX]
+                .into_iter()
+                .find(|longer| *longer > size);
+        }
+        // A header with many extensions is longer than a piece.
+        let all = frame::MAX_HEADER_BYTES as u64;
+        let claims = frame::claimed_position(buffer) == Some(self.at.get());
+        (claims && size < all).then_some(all)
     }
 
     fn take_frames(
@@ -395,8 +424,12 @@ impl JournalReadStep {
         };
         match self.take_records(&log, frame, body)? {
             TakenFrame::Going(going) => Ok(going),
-            TakenFrame::Damaged if segment.is_retired() => Ok(Continuation::Again),
             TakenFrame::Damaged => {
+                // A client can have made up both the position and a header there.
+                if !self.is_border(segment, header.position, header.end())? || segment.is_retired()
+                {
+                    return Ok(Continuation::Again);
+                }
                 let place = Place {
                     position: header.position,
                     first_lsn: header.first_lsn,
@@ -536,12 +569,25 @@ impl JournalReadStep {
         }
     }
 
-    /// Handles a header that was good once and does not verify now: finds the next good header, and names every
-    /// record between.
-    fn lose_frame(&mut self, segment: &Segment, stop: Position) -> Result<(), ReadError> {
-        let to = self.resynchronise(segment, stop)?;
+    /// Handles a header that was good once and does not verify now, not even when read again from the device: finds
+    /// the next good header, and names every record between. [`JournalReadStep::is_border`] has shown that a frame
+    /// begins at `from`.
+    fn lose_frame(
+        &self,
+        segment: &Segment,
+        from: Position,
+        stop: Position,
+    ) -> Result<(), ReadError> {
+        let known = segment
+            .holes
+            .read()
+            .iter()
+            .map(|hole| hole.from)
+            .find(|hole| *hole > from);
+        let stop = known.map_or(stop, |known| known.min(stop));
+        let to = self.resynchronise(segment, from.advance(8), stop)?;
         // Memory is read first: places that leave it meanwhile are in the index.
-        let in_memory = (!segment.is_indexed()).then(|| self.lost_in_memory(to));
+        let in_memory = (!segment.is_indexed()).then(|| self.lost_in_memory(from, to));
         let mut is_doubt = false;
         let lost: Vec<(Arc<Log>, Place)> = match self.store.sealed_index(segment)? {
             Some(index) => {
@@ -564,9 +610,9 @@ impl JournalReadStep {
                 is_doubt = index.is_partial();
                 if is_doubt {
                     // The index does not describe the records here, so damage without a log stands for them.
-                    self.store.damages.add(Damage::of_nobody(self.at, false));
+                    self.store.damages.add(Damage::of_nobody(from, false));
                 }
-                self.lost_in_index(&index, to)
+                self.lost_in_index(&index, from, to)
             }
             None => in_memory.unwrap_or_default(),
         };
@@ -574,7 +620,7 @@ impl JournalReadStep {
             self.store.quarantine(&log, &place);
         }
         // The hole comes last: a reader that returns here after an error must not pass bytes that no gap names.
-        segment.add_hole(Hole { from: self.at, to });
+        segment.add_hole(Hole { from, to });
         // A complete index stays: with it the next start finds the same losses.
         if is_doubt {
             self.store.let_next_start_find(segment);
@@ -582,33 +628,42 @@ impl JournalReadStep {
         Ok(())
     }
 
-    fn lost_in_memory(&self, to: Position) -> Vec<(Arc<Log>, Place)> {
+    fn lost_in_memory(&self, from: Position, to: Position) -> Vec<(Arc<Log>, Place)> {
         let mut lost = Vec::new();
         for log in self.store.logs.all() {
             let state = log.state.read();
-            let places = state.places.within(self.at, to);
+            let places = state.places.within(from, to);
             lost.extend(places.iter().map(|place| (Arc::clone(&log), *place)));
         }
         lost
     }
 
-    fn lost_in_index(&self, index: &SealedIndex, to: Position) -> Vec<(Arc<Log>, Place)> {
+    fn lost_in_index(
+        &self,
+        index: &SealedIndex,
+        from: Position,
+        to: Position,
+    ) -> Vec<(Arc<Log>, Place)> {
         let mut lost = Vec::new();
         for row in index.rows() {
             let Some(log) = self.store.logs.by_id(row.log_id) else {
                 continue;
             };
             let entries = index.entries(&row);
-            let first = entries.partition_point(|place| place.end() <= self.at);
+            let first = entries.partition_point(|place| place.end() <= from);
             let within = entries.from(first).take_while(|place| place.position < to);
             lost.extend(within.map(|place| (Arc::clone(&log), place)));
         }
         lost
     }
 
-    /// The next position where a header verifies, or `stop`. The bytes are read from the device.
-    fn resynchronise(&self, segment: &Segment, stop: Position) -> std::io::Result<Position> {
-        let mut from = self.at.advance(8);
+    /// The first position from `from` on where a header verifies, or `stop`. The bytes are read from the device.
+    fn resynchronise(
+        &self,
+        segment: &Segment,
+        mut from: Position,
+        stop: Position,
+    ) -> std::io::Result<Position> {
         while from < stop {
             let size = LARGE_PIECE_BYTES.min(stop.since(from));
             let bytes = self.store.bytes_again(segment, from, size)?;

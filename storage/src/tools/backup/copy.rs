@@ -88,6 +88,7 @@ impl CopyTail {
             return open.write(Some(&*self.disk), part);
         }
         let last = self.segments.last_key_value();
+        let mut replaced = None;
         let before = match (last, files) {
             (Some((last, _)), _) if *last > id => {
                 return Err(hole(id, "its parts are not in order"));
@@ -103,6 +104,7 @@ impl CopyTail {
                 if part.position < files.position() && !replaces {
                     return Ok(());
                 }
+                replaced = Some(files).filter(|_| replaces);
                 (!replaces).then(|| JournalEnd {
                     segment: files.last_segment(),
                     position: files.position(),
@@ -111,6 +113,9 @@ impl CopyTail {
         };
         let file = Some((&*self.disk, path(id)));
         let mut begun = PartWriter::begin(file, part, self.store_id, before, None)?;
+        if let Some(files) = replaced {
+            begun.replace_last_of(files);
+        }
         begun.write(Some(&*self.disk), part)?;
         self.segments.insert(id, begun);
         Ok(())

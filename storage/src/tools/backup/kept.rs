@@ -83,14 +83,14 @@ pub struct SetAside {
 
 impl BackupView {
     /// Fetches the content of the view that the stand-by does not keep yet. Each file is compared with its digest. `goes_on`
-    /// is asked before each piece.
+    /// is asked before each piece, and receives the number of bytes that have come since its last call.
     ///
     /// # Errors
     /// If content does not match its digest, or if the file system fails. Files that were fetched before stay.
     pub fn keep(
         &self,
         copy: &CopyTail,
-        goes_on: &mut dyn FnMut() -> bool,
+        goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<KeptContent, RestoreError> {
         let target = copy.disk();
         let io = || RestoreError::io(format!("keeping content in {}", target.location()));
@@ -101,7 +101,7 @@ impl BackupView {
             }
         }
         for file in self.files.values().filter_map(|shown| shown.file.as_ref()) {
-            if !goes_on() {
+            if !goes_on(0) {
                 return Ok(kept);
             }
             let path = kept_path(file.digest);
@@ -113,7 +113,7 @@ impl BackupView {
             let copy = target.create(&new).map_err(io())?;
             let mut is_stopped = false;
             let read = self.read_content(file, &mut |bytes, offset| {
-                is_stopped |= !goes_on();
+                is_stopped |= !goes_on(bytes.len() as u64);
                 match is_stopped {
                     true => Err(RestoreError::Io {
                         action: "keeping content".to_owned(),
@@ -135,12 +135,26 @@ impl BackupView {
         Ok(kept)
     }
 
+    /// Bytes of content that the stand-by does not keep in this directory yet.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub fn missing_bytes(&self, target: &dyn Disk) -> Result<u64, RestoreError> {
+        let io = || RestoreError::io(format!("looking for kept content in {}", target.location()));
+        let mut missing: u64 = 0;
+        for file in self.files.values().filter_map(|shown| shown.file.as_ref()) {
+            if !has(target, &kept_path(file.digest), file.bytes).map_err(io())? {
+                missing = missing.saturating_add(file.bytes);
+            }
+        }
+        Ok(missing)
+    }
+
     /// Removes kept content that the view does not name. Other views of the copy must be outdated.
     ///
     /// # Errors
     /// If the file system fails.
-    pub fn forget_others(&self, copy: &CopyTail) -> Result<(), RestoreError> {
-        let target = copy.disk();
+    pub fn forget_others(&self, target: &dyn Disk) -> Result<(), RestoreError> {
         let io = || RestoreError::io(format!("removing kept content in {}", target.location()));
         let named = self.files.values().filter_map(|shown| shown.file.as_ref());
         let named: HashSet<String> = named.map(|file| file.digest.to_string()).collect();

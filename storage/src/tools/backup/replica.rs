@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use super::frames::FrameCheck;
 use super::restore::{UNFINISHED, begin_marked, finish, flush_names, refuse_if_used};
-use super::view::leap_beyond;
+use super::view::{ViewFile, leap_beyond};
 use super::{BackupView, Restored};
 use crate::api::config::StorageConfig;
+use crate::api::content::{ContentDigest, ContentHasher};
 use crate::api::error::RestoreError;
 use crate::api::replica::{JournalPart, MAX_REPLICA_LAG};
 use crate::base::bounds::{LARGEST_SEGMENT, LIFE_BYTES};
@@ -78,6 +79,16 @@ pub(super) struct PartWriter {
     pub(super) end: Position,
     epoch: RecoveryEpoch,
     frames: Option<FrameCheck>,
+    /// The beginning of the segment whose digest a key has signed.
+    signed: Option<SignedBeginning>,
+}
+
+/// The first bytes of a segment, which must have a digest.
+struct SignedBeginning {
+    digest: ContentDigest,
+    hasher: ContentHasher,
+    /// Bytes that are still to come.
+    left: u64,
 }
 
 /// The parts that were written.
@@ -118,6 +129,23 @@ impl ReplicaContent<'_> {
         restored_as: RestoredAs,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Restored, RestoreError> {
+        let nothing = &mut |_: &dyn Disk| Ok(());
+        self.restore_with(nothing, target, config, restored_as, progress)
+    }
+
+    /// As [`ReplicaContent::restore`]. `keys` writes the key ring into the directory once it is marked as unfinished, and before
+    /// it is a store: a directory with the store has its keys, and a take-over that is cut off leaves none behind.
+    ///
+    /// # Errors
+    /// As [`ReplicaContent::restore`]; `Io` also if `keys` fails.
+    pub fn restore_with(
+        self,
+        keys: &mut dyn FnMut(&dyn Disk) -> std::io::Result<()>,
+        target: &Arc<dyn Disk>,
+        config: &StorageConfig,
+        restored_as: RestoredAs,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Restored, RestoreError> {
         refuse_if_used(&**target)?;
         let mark = match restored_as {
             RestoredAs::Copy => UNFINISHED,
@@ -125,7 +153,9 @@ impl ReplicaContent<'_> {
         };
         let lock = begin_marked(&**target, mark)?;
         let files = self.files;
-        let restored = self.write(target, config, restored_as, progress);
+        let restored = keys(&**target)
+            .map_err(failed("writing the key ring", &**target))
+            .and_then(|()| self.write(target, config, restored_as, progress));
         if restored.is_err() {
             if let (RestoredAs::Store, Some(files)) = (restored_as, files) {
                 // Otherwise the next attempt fetches it again.
@@ -174,13 +204,18 @@ impl ReplicaContent<'_> {
         let mut end = self.end_of_files(&mut done);
         let parts = self.write_parts(Some(&**target), &mut end, &mut done)?;
         let epoch = parts.epoch;
+        // A copy is made in the directory of an operator: its content is compared with the digests.
+        let mut place = |files: &BackupView, path: &str, shown: &ViewFile| match restored_as {
+            RestoredAs::Store => files.take_or_copy(path, shown, &**target, progress),
+            RestoredAs::Copy => files.copy(path, shown, &**target, progress),
+        };
         if let Some(files) = self.files {
             let replaced: HashSet<String> = parts.segments.into_iter().map(journal_path).collect();
             for (path, shown) in &files.files {
                 if path == FORMAT || path == BEGUN || replaced.contains(path) {
                     continue;
                 }
-                done.bytes += files.copy(path, shown, &**target, progress)?;
+                done.bytes += place(files, path, shown)?;
                 done.files += 1;
             }
         }
@@ -211,7 +246,7 @@ impl ReplicaContent<'_> {
             .and_then(|files| files.files.get_key_value(FORMAT).map(|of| (files, of)))
         {
             Some((files, (path, shown))) => {
-                done.bytes += files.copy(path, shown, &**target, progress)?;
+                done.bytes += place(files, path, shown)?;
             }
             None => directory::write_format(&**target, self.store_id, config.largest_body())?,
         }
@@ -272,7 +307,10 @@ impl ReplicaContent<'_> {
                     Some(target) => Some((target, journal_path(part.segment))),
                     None => None,
                 };
-                let begun = PartWriter::begin(file, &part, self.store_id, before, self.until)?;
+                let mut begun = PartWriter::begin(file, &part, self.store_id, before, self.until)?;
+                if let Some(files) = self.files.filter(|_| replaces) {
+                    begun.replace_last_of(files);
+                }
                 written.epoch = written.epoch.max(begun.epoch);
                 open = Some(begun);
             }
@@ -364,7 +402,18 @@ impl PartWriter {
             file,
             end: part.position,
             epoch: RecoveryEpoch::new(u64::from(link.count)),
+            signed: None,
         })
+    }
+
+    /// The parts replace the last segment of these files. If a key has signed its digest, they must begin with the signed bytes:
+    /// no key signs parts.
+    pub(super) fn replace_last_of(&mut self, files: &BackupView) {
+        self.signed = files.signed_last().map(|file| SignedBeginning {
+            digest: file.digest,
+            hasher: file.digest.hasher(),
+            left: file.bytes,
+        });
     }
 
     pub(super) fn write(
@@ -379,6 +428,19 @@ impl PartWriter {
                 part.position, self.end
             );
             return Err(hole(self.life.id, &what));
+        }
+        if let Some(signed) = &mut self.signed {
+            let length = usize::try_from(signed.left).unwrap_or(usize::MAX);
+            let length = length.min(part.bytes.len());
+            signed.hasher.update(&part.bytes[..length]);
+            signed.left -= length as u64;
+            if signed.left == 0 && length > 0 && signed.hasher.digest() != signed.digest {
+                return Err(RestoreError::Damaged {
+                    path: journal_path(self.life.id),
+                    what: "rows of the replica differ from the signed file of this segment"
+                        .to_owned(),
+                });
+            }
         }
         if let (Some(file), Some(target)) = (&self.file, target) {
             let written = file.write_all_at(&part.bytes, part.position.since(self.base));

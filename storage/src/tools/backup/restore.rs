@@ -64,6 +64,20 @@ impl BackupView {
         })
     }
 
+    /// Takes one file from the content that a stand-by keeps, which was compared with its digest when it was kept, or copies it.
+    pub(super) fn take_or_copy(
+        &self,
+        path: &str,
+        shown: &ViewFile,
+        target: &dyn Disk,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<u64, RestoreError> {
+        match Self::take_kept(path, shown, target)? {
+            true => Ok(shown.bytes),
+            false => self.copy(path, shown, target, progress),
+        }
+    }
+
     /// Copies one file and flushes it. Returns the number of bytes written.
     pub(super) fn copy(
         &self,
@@ -77,9 +91,6 @@ impl BackupView {
             write(target, path, &shown.made).map_err(io())?;
             return Ok(shown.bytes);
         };
-        if Self::take_kept(path, shown, target)? {
-            return Ok(shown.bytes);
-        }
         let copy = target.create(path).map_err(io())?;
         self.read_content(file, &mut |bytes, offset| {
             progress(bytes.len() as u64);

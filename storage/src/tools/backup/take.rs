@@ -307,7 +307,7 @@ impl BackupTake {
             TakeStage::Sending => {
                 let part = self.send()?;
                 if part.is_none() {
-                    self.store.held_files.ended(self.store.journal.clock.now());
+                    self.pin.ended(self.store.journal.clock.now());
                 }
                 Ok(part)
             }

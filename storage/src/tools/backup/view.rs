@@ -84,6 +84,8 @@ pub struct BackupView {
     pub(super) position: Position,
     /// The newest segment.
     last: SegmentId,
+    /// Whether a key has signed the digest of the newest segment, and the view shows all of it.
+    is_last_signed: bool,
 }
 
 /// Result of a verification.
@@ -127,6 +129,7 @@ impl BackupView {
             files: files_of(manifest, content_path)?,
             position: manifest.position,
             last: SegmentId::FIRST,
+            is_last_signed: false,
         };
         if !view.files.contains_key(FORMAT) {
             return Err(RestoreError::Manifest("it has no FORMAT".to_owned()));
@@ -139,6 +142,9 @@ impl BackupView {
             return Err(RestoreError::Manifest("it has no segment".to_owned()));
         };
         view.last = last.id;
+        // The rows may be whole where the file is damaged.
+        let is_damaged = (manifest.damage.iter()).any(|damage| damage.segment == Some(last.id));
+        view.is_last_signed = manifest.signed_by.is_some() && at.is_none() && !is_damaged;
         // A short last segment would look like one with lost bytes.
         if let Some((life, _)) = last.begun
             && let Some(shown) = view.files.get_mut(&last.path)
@@ -203,6 +209,7 @@ impl BackupView {
             is_outdated: AtomicBool::new(false),
             last: last.unwrap_or(SegmentId::FIRST),
             position: position.max(tail.end()),
+            is_last_signed: false,
             files,
         })
     }
@@ -221,6 +228,14 @@ impl BackupView {
     /// The newest segment.
     pub(super) fn last_segment(&self) -> SegmentId {
         self.last
+    }
+
+    /// The newest segment, if a key has signed its digest.
+    pub(super) fn signed_last(&self) -> Option<&BackupFile> {
+        let shown = self.files.get(&journal_path(self.last));
+        shown
+            .and_then(|shown| shown.file.as_ref())
+            .filter(|_| self.is_last_signed)
     }
 
     /// The content of a file that the view makes.
@@ -345,7 +360,7 @@ impl BackupView {
             let begun = match self.open_content(file) {
                 Ok(content) => begun(&*content, id, store_id)
                     .map_err(RestoreError::io(format!("reading {path}")))?,
-                // Reading the file reports the damage.
+                // Copying the file reports the damage, and `check_hidden` does if it would be left out.
                 Err(RestoreError::Damaged { .. }) => None,
                 Err(error) => return Err(error),
             };
@@ -368,8 +383,9 @@ impl BackupView {
             });
         }
         let first = self.first_end(pieces)?;
-        let mut hidden = Vec::new();
+        let mut hidden: Vec<SegmentOutline> = Vec::new();
         let mut end = None;
+        let mut is_reached = false;
         while let Some(last) = pieces.last() {
             let began = last.begun.filter(|(_, base)| base.advance(LIFE_BYTES) < at);
             if let Some((life, base)) = began
@@ -377,12 +393,16 @@ impl BackupView {
                 && let Some(file) = &shown.file
                 && let Some(whole) = self.last_unit(file, &life, base, at)?
             {
+                is_reached = at <= base.advance(file.bytes);
                 end = Some((whole, whole.since(base)));
                 break;
             }
-            hidden.push(last.id);
-            pieces.pop();
+            hidden.extend(pieces.pop());
         }
+        if !is_reached {
+            self.check_hidden(&hidden)?;
+        }
+        let hidden: Vec<SegmentId> = hidden.iter().map(|piece| piece.id).collect();
         let (Some((end, length)), Some(last)) = (end, pieces.last()) else {
             return Err(RestoreError::Before { asked: at, first });
         };
@@ -410,6 +430,23 @@ impl BackupView {
             }
         });
         self.position = end;
+        Ok(())
+    }
+
+    /// Compares the oldest of these segments with its digest, and the next ones up to the first whose beginning is good. They
+    /// are in descending order, and no older segment reaches the position of the cut. A segment may be left out only if its
+    /// place is certain: lost or changed content would otherwise shorten the restore without an error.
+    fn check_hidden(&self, hidden: &[SegmentOutline]) -> Result<(), RestoreError> {
+        for piece in hidden.iter().rev() {
+            if let Some(file) = (self.files.get(&piece.path)).and_then(|shown| shown.file.as_ref())
+            {
+                self.read_content(file, &mut |_, _| Ok(()))?;
+            }
+            // Segments behind it lie beyond the position, too.
+            if piece.begun.is_some() {
+                break;
+            }
+        }
         Ok(())
     }
 

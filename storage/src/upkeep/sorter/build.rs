@@ -425,7 +425,11 @@ impl Build<'_> {
         let mut producers = Producers::default();
         for (number, row) in rows {
             let more = self.sources[*number].index.producers(row);
-            producers.apply(more.ok_or(io::ErrorKind::InvalidData)?, window);
+            let more = more.ok_or(io::ErrorKind::InvalidData)?;
+            match self.earlier.is_empty() {
+                true => producers.apply(more, window),
+                false => producers.merge(more, window),
+            }
         }
         Ok(producers)
     }

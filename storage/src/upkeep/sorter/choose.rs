@@ -519,7 +519,7 @@ impl Sorter {
                 true => link.next_log_counter,
                 false => 1,
             },
-            // Arrival time of a later frame: nothing before it arrived later.
+            // Arrival of a later frame. The writer adds the pieces, which may have arrived later.
             arrival: header.arrival,
             epoch: own.recovery_epoch,
             history: self.history.iter().filter(ended).copied().collect(),

@@ -60,7 +60,7 @@ impl Sorter {
     ///
     /// # Errors
     /// The error of the file system, unless it has no space for the change.
-    pub(super) fn give_ends_back(&self) -> io::Result<()> {
+    pub(crate) fn give_ends_back(&self) -> io::Result<()> {
         let current = self.journal.current();
         // The link of the current segment records the end of its predecessor.
         if self.journal.durable() <= current.first() {
@@ -87,6 +87,8 @@ impl Sorter {
                 cut => {
                     cut?;
                     segment.cut(used);
+                    // A map of the whole file would reach beyond its end.
+                    self.open_segments.close([segment.life.id]);
                 }
             }
         }

@@ -56,6 +56,8 @@ pub(crate) struct RunWriter {
     told: Vec<DroppedRecords>,
     /// The lowest and the highest number of a key of its pieces.
     keys: Option<(u64, u64)>,
+    /// The latest arrival of its pieces. Arrivals go back with the system's clock.
+    latest: Option<Timestamp>,
     pub(super) records: u64,
     pub(super) pack_bytes: u64,
     /// Bytes written since the last call of [`RunWriter::take_written`].
@@ -127,6 +129,7 @@ impl RunWriter {
             order: Vec::new(),
             told: Vec::new(),
             keys: None,
+            latest: None,
             records: 0,
             pack_bytes: 0,
             written: 0,
@@ -211,6 +214,7 @@ impl RunWriter {
         let key = sealed::key_of(piece.codec, stored);
         let (oldest, newest) = self.keys.unwrap_or((key, key));
         self.keys = Some((oldest.min(key), newest.max(key)));
+        self.latest = self.latest.max(Some(piece.arrival));
         let offset = u32::try_from(self.pack.body.len()).map_err(io::Error::other)?;
         self.pack.pieces.push(Piece { offset, ..piece });
         self.pack.body.extend_from_slice(stored);
@@ -322,6 +326,9 @@ impl RunWriter {
         self.write_order(&mut head)?;
         head.records = self.records;
         head.pack_bytes = self.pack_bytes;
+        head.arrival = self
+            .latest
+            .map_or(head.arrival, |latest| latest.max(head.arrival));
         (head.oldest_key, head.newest_key) = self.keys.unwrap_or_default();
         if head.newest_key > 0 {
             self.features |= ENCRYPTED;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Continuation, FrameRecords, JournalReadStep, TakenFrame};
+use super::{Continuation, FrameRecords, JournalReadStep, TakenFrame, of_nobody};
 use crate::api::error::ReadError;
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Lsn, Position};
@@ -133,14 +133,25 @@ impl JournalReadStep {
         let behind = order
             .get(number + 1)
             .map_or(run.head.limit, |(first, _)| *first);
-        self.store.damages.add(Damage::of_nobody(self.at, true));
+        // A client can choose the current position. One damaged frame must be one damage, from wherever it is read.
+        let first = order.get(number).map_or(self.at, |(first, _)| *first);
+        let named_before = first < self.at;
+        if named_before && !self.batches.is_empty() {
+            // Gaps come before the batches of a message.
+            return Ok(Continuation::Full);
+        }
+        self.store.damages.add(Damage::of_nobody(first, true));
         // No record is lost, so the next start needs no trace of it. The sorter writes the run again.
         if let Some((_, offset)) = order.get(number) {
             let from = run.segment.base.advance(*offset);
             let to = from.advance(8);
             run.segment.add_hole(Hole { from, to });
         }
-        Ok(self.pass(behind.max(self.at.advance(8))))
+        let going = self.pass(behind.max(self.at.advance(8)));
+        if named_before && going == Continuation::On {
+            self.gaps.push(of_nobody());
+        }
+        Ok(going)
     }
 
     /// Moves to the next entry, which may be at the same position.

@@ -98,8 +98,8 @@ public enum Reason {
   KEY_MISSING,
   /**
    * A memory budget, {@code max_calls} or the file descriptors are in use, or four verifications or four backups run
-   * already. Or 1,024 streams of health are open, or 8 on the connection. Or the caller of a stream has another tenant
-   * since a reload: a new stream continues. Or a replica is too far behind.
+   * already. Or 2,048 calls that need no credential are open, such as streams of health. Or the caller of a stream has
+   * another tenant since a reload: a new stream continues. Or a replica is too far behind.
    */
   BUSY,
   /**
