@@ -334,7 +334,8 @@ wald_storage::engine_settings! { settings
         /// write that follows.
         replica_interval: Duration = "1s";
         /// Maximum bytes of the journal that are durable and not in the bucket: from 1MiB to 1GiB. Beyond
-        /// it appends are answered BUSY. The loss of the machine takes at most this much.
+        /// it appends and changes of cursors are answered BUSY, and retention pauses. The loss of the machine
+        /// takes at most this much.
         replica_max_lag: Size = "64MiB";
         /// Minimum time for which the bucket keeps files that newer ones have replaced (> 0), for
         /// restores that still read them.
