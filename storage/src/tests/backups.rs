@@ -20,6 +20,7 @@ use crate::disk::Disk;
 use crate::disk::directory::KeptTerm;
 use crate::disk::held_files;
 use crate::engine::repair::accept_loss;
+use crate::format::life::journal_path;
 use crate::tools::backup;
 use crate::tools::backup::{
     BackupView, CopyTail, ReplicaContent, RestoredAs, content_path, refuse_if_used,
@@ -1359,18 +1360,18 @@ fn rows_in_place_of_a_signed_segment_must_have_its_bytes() {
     let (manifest, _) = shelf.save(&fixture, || ()).unwrap();
     let mut manifest = BackupManifest::clone(&manifest);
     manifest.signed_by = Some([7; 32]);
-    // The rows have more of the last segment, and of the next ones.
+    // The rows have the last segment, and the next ones.
     for number in 0..60_u8 {
         fixture.append("late", &[number; 1500]).unwrap();
     }
     let after = standing(&fixture.core);
     let view = shelf.view(&manifest, None).unwrap();
     let groups = groups_of(&fixture);
-    let is_below = |part: &JournalPart| part.end <= manifest.position;
-    let below = groups.iter().rposition(is_below).unwrap();
-    let last = groups[below].segment;
-    assert!(groups[below + 1..].iter().any(|part| part.segment == last));
-    for (forged, is_taken) in [(None, true), (Some(below), false), (Some(below + 1), true)] {
+    let files = manifest.files.iter().map(|file| &file.path);
+    let last = files.filter(|path| path.starts_with("journal/")).max();
+    let in_last = |part: &JournalPart| Some(&journal_path(part.segment)) == last;
+    let end = groups.iter().rposition(in_last).unwrap();
+    for (forged, is_taken) in [(None, true), (Some(end), false)] {
         let mut parts = groups.clone();
         if let Some(forged) = forged {
             let mut bytes = parts[forged].bytes.to_vec();
@@ -1460,7 +1461,7 @@ fn an_old_store_is_set_aside_after_any_cut_and_its_files_are_used_again() {
         assert_eq!(kept as u64 + fetched, manifest.files.len() as u64);
         assert!(kept > 2, "cut in call {nth}: {kept} files are kept");
         let next = unreadable(&shelf);
-        next.restore_to(&manifest, None, &disk).unwrap();
+        take_over(&next, &manifest, &disk).unwrap();
         let restored = Fixture::with(disk.clone(), small_config());
         assert_eq!(standing(&restored.core), before, "cut in call {nth}");
         let aside = disk.list("diverged/3").unwrap();
