@@ -266,7 +266,7 @@ wald_storage::engine_settings! { settings
         /// refused with AUDIT_FAILED until a write succeeds.
         audit_on_failure: AuditFailurePolicy = "continue";
         /// Permits gRPC without TLS, or with TLS but without identities (neither auth_file nor
-        /// tls_client_auth = require), on an address that other machines can reach. Without auth_file every
+        /// required client certificates), on an address that other machines can reach. Without auth_file every
         /// client that reaches the port can then read and append everything.
         insecure_listen: bool = "false";
         /// File with the keys that wrap the keys of the records (empty = no encryption, unless
