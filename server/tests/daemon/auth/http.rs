@@ -253,7 +253,8 @@ fn slow_logins_leave_the_port_and_the_login_to_others() {
     let token = file.token("root");
     let daemon = file.start(&["--http-max-connections", "16"]);
     let address = daemon.start["http"].as_str().unwrap();
-    let slow = || {
+    let (ended, answers) = std::sync::mpsc::channel();
+    for _ in 0..9 {
         let mut socket = std::net::TcpStream::connect(address).unwrap();
         let head = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
         write!(
@@ -261,17 +262,23 @@ fn slow_logins_leave_the_port_and_the_login_to_others() {
             "POST {SESSION} HTTP/1.1\r\nHost: {address}\r\n{head}"
         )
         .unwrap();
-        socket
-    };
-    let mut first = slow();
-    let _sockets: Vec<_> = (0..8).map(|_| slow()).collect();
-    // Each ends the one before it, and a login whose body comes at once is not kept out.
-    first
-        .set_read_timeout(Some(std::time::Duration::from_secs(4)))
-        .unwrap();
-    let mut answer = [0; 12];
-    first.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 503");
+        let ended = ended.clone();
+        std::thread::spawn(move || {
+            let mut answer = [0; 12];
+            socket.read_exact(&mut answer).unwrap();
+            let _ = ended.send((answer, socket));
+        });
+    }
+    // Each ends one before it. When all but one have an answer, the daemon has seen them all.
+    let _sockets: Vec<_> = (0..8)
+        .map(|_| {
+            let limit = std::time::Duration::from_secs(30);
+            let (answer, socket) = answers.recv_timeout(limit).unwrap();
+            assert_eq!(&answer, b"HTTP/1.1 503");
+            socket
+        })
+        .collect();
+    // A login whose body comes at once is not kept out.
     assert_eq!(log_in(&daemon, &token, JSON).0, 204);
     assert_eq!(daemon.http_as("/metrics", &token).0, 200);
     assert_eq!(daemon.http("/readyz").0, 200);
