@@ -15,7 +15,7 @@ use crate::dialer::Dialer;
 use crate::endpoint;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::nodes::{ClientNode, ClientNodes, NextNode};
-use crate::retry::{FailedAttempts, Repeat, RetryPolicy};
+use crate::retry::{FailedAttempts, Repeat, RetryPolicy, after};
 use crate::tls::{TlsFailure, TlsOptions, TlsProblem, TlsSettings};
 use crate::token::{AUTHORIZATION, CallHeaders, CallerStep, TokenHeader, TokenOption, TokenSource};
 use crate::transport::NodeTransport;
@@ -492,7 +492,7 @@ impl Client {
         F: Fn(&Arc<ClientNode>, CallAttempt<Q>) -> S,
         S: Future<Output = Result<Response<A>, Status>>,
     {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         let mut failures = FailedAttempts::default();
         let mut unknown = false;
         loop {

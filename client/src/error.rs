@@ -493,9 +493,23 @@ fn foreign(status: &Status, endpoint: &str, deadline: Duration) -> ErrorKind {
     if timed_out || status.code() == Code::DeadlineExceeded {
         return timeout();
     }
+    if has_no_status(status) {
+        return ErrorKind::ConnectionLost(status.message().to_owned());
+    }
     ErrorKind::Foreign {
         code: status.code(),
         message: status.message().to_owned(),
+    }
+}
+
+/// Whether tonic made the status up, because the stream ended without one. A proxy ends streams so when it loses the server
+/// behind it (RST_STREAM with NO_ERROR). The texts are of tonic 0.14, status.rs and codec/decode.rs.
+fn has_no_status(status: &Status) -> bool {
+    let message = status.message();
+    match status.code() {
+        Code::Unknown => message.starts_with("protocol error: missing grpc-status trailer"),
+        Code::Internal => message == "Unexpected EOF decoding stream.",
+        _ => false,
     }
 }
 
@@ -584,6 +598,22 @@ mod tests {
         assert_eq!(error.fact_number("first_lsn"), Some(12));
         assert_eq!(error.retry_delay(), Some(Duration::from_millis(30)));
         assert_eq!(error.to_string(), "TRIMMED: gone");
+    }
+
+    #[test]
+    fn stream_without_a_status_is_a_lost_connection() {
+        let missing = "protocol error: missing grpc-status trailer, stream was terminated";
+        for status in [
+            Status::unknown(missing),
+            Status::internal("Unexpected EOF decoding stream."),
+        ] {
+            let error = read(&status);
+            let is_lost = matches!(error.kind(), ErrorKind::ConnectionLost(_));
+            assert!(is_lost, "{error:?}");
+            assert_eq!(error.retry(), Retry::SafeWithCondition);
+        }
+        let said = read(&Status::unknown("no such thing"));
+        assert_eq!(said.retry(), Retry::Never);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::lsn::Lsn;
 use crate::nodes::ClientNode;
 use crate::retry::Repeat;
+use crate::shared::looked_after;
 
 /// State of a log.
 #[derive(Debug, Clone, PartialEq)]
@@ -147,7 +148,8 @@ impl Client {
         let opened = self.open(|node| {
             let request = request.clone();
             async move {
-                let opened = node.ops().backup(request).await;
+                let mut ops = node.ops();
+                let opened = looked_after(ops.backup(request), node.health_service()).await;
                 opened.map_err(|status| node.error(&status, timeout))
             }
         });

@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::pipeline::{BatchReply, Pending, Pipeline, PipelineSettings, RecordAck, Stamp};
 use crate::record::Record;
-use crate::retry::Repeat;
+use crate::retry::{Repeat, after};
 
 /// Settings of a [`Producer`].
 #[must_use = "nothing is appended until it is opened"]
@@ -80,11 +80,11 @@ impl ProducerBuilder {
         self
     }
 
-    /// Most batches that are not acked yet; beyond it they wait. Default: 512. At most the
-    /// number of batches that the server recognises (1,024 unless configured otherwise), so
-    /// that whatever is sent again is recognised.
+    /// Most batches that are not acked yet; beyond it they wait. Default: 512. From 1 to 1,024, and other values count as the
+    /// nearest of them: a server recognises a producer's last 1,024 batches unless it is configured otherwise, and must
+    /// recognise each batch that is sent again.
     pub fn window_batches(mut self, batches: usize) -> Self {
-        self.settings.window_batches = batches.max(1);
+        self.settings.window_batches = batches.clamp(1, MOST_BATCHES);
         self
     }
 
@@ -108,7 +108,7 @@ impl ProducerBuilder {
         let log = match self.log_id {
             Some(_) if !is_drawn => None,
             _ => {
-                let give_up_at = Instant::now() + self.settings.patience;
+                let give_up_at = after(Instant::now(), self.settings.patience);
                 Some(log(&self.client, &self.log, give_up_at).await?)
             }
         };
@@ -140,6 +140,9 @@ impl ProducerBuilder {
         })
     }
 }
+
+/// Number of a producer's last batches that a server recognises, unless it is configured otherwise.
+const MOST_BATCHES: usize = 1_024;
 
 /// Time that [`Producer::close`] waits for the server to forget a random id.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(1);
@@ -350,5 +353,21 @@ impl Producer {
             let _ = tokio::time::timeout(FORGET_TIMEOUT, forgotten).await;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn window_has_at_most_the_batches_that_a_server_recognises() {
+        let client = Client::builder("http://127.0.0.1:1").connect_lazy();
+        let producer = client.unwrap().producer("log");
+        let sizes = [0, 7, usize::MAX].map(|batches| {
+            let settings = producer.clone().window_batches(batches).settings;
+            settings.window_batches
+        });
+        assert_eq!(sizes, [1, 7, 1_024]);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
+use tokio::time::Instant;
 use wald_proto::v1::Reason;
 
 use crate::error::{Error, Retry};
@@ -42,6 +43,11 @@ impl RetryPolicy {
         full.mul_f64(0.5 + jitter() / 2.0)
             .max(error.retry_delay().unwrap_or_default())
     }
+}
+
+/// The time after a span: 30 years at the most, which counts as never. The clock cannot count every `Duration`.
+pub(crate) fn after(time: Instant, span: Duration) -> Instant {
+    time + span.min(Duration::from_secs(30 * 365 * 24 * 3600))
 }
 
 /// A number in 0..1. The standard library's hash keys are random enough to keep clients

@@ -28,6 +28,7 @@ use crate::error::{Error, ErrorKind};
 use crate::nodes::{ClientNode, NextNode};
 use crate::retry::{FailedAttempts, Repeat};
 use crate::scan::{Cursor, Scan, ScanEvent, events};
+use crate::shared::looked_after;
 use crate::token::TokenHeader;
 
 /// The events of a scan. Ends after the last one, or after an error.
@@ -166,7 +167,8 @@ impl Underway {
         let mut wal = node.wal();
         let (request, used) = self.client.request(self.request.clone());
         self.used = used;
-        let opened = tokio::time::timeout(timeout, wal.scan(request)).await;
+        let opening = looked_after(wal.scan(request), node.health_service());
+        let opened = tokio::time::timeout(timeout, opening).await;
         match opened {
             Ok(Ok(answer)) => {
                 self.client.approach(&node, answer.metadata());
@@ -193,7 +195,8 @@ impl Underway {
         else {
             return Ok(());
         };
-        if !self.request.follow {
+        // A copy is behind the owner, whose tail GetTail gives: only the node itself knows its own.
+        if !self.request.follow || self.request.any_node {
             return Ok(());
         }
         let offset = *offset;

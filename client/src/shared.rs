@@ -39,6 +39,9 @@ const MOST_BYTES: usize = 64 << 10;
 const IDLE: Duration = Duration::from_secs(1);
 /// Time without streams after a message that ended one. A server of an earlier version takes no independent requests.
 const UNARY_TIME: Duration = Duration::from_secs(60);
+/// Time without any answer after which a stream takes no more requests, once a caller gives up: a proxy may have lost the
+/// server behind it. Shorter deadlines say nothing about the stream.
+const SILENCE: Duration = Duration::from_secs(5);
 /// Pause between two calls that look whether a stream that does not open has a connection.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -230,7 +233,9 @@ struct RequestPlace {
 
 impl Drop for RequestPlace {
     fn drop(&mut self) {
-        self.stream.lock().waiting.remove(&self.number);
+        if self.stream.lock().forget(self.number) {
+            self.stream.close();
+        }
     }
 }
 
@@ -253,6 +258,8 @@ struct StreamRequests {
     closed: bool,
     /// Whether a request came since the last look.
     used: bool,
+    /// Number of answers so far.
+    answers: u64,
     /// The owner of the store, if the server only forwards to it.
     owner: Option<MetadataValue<Ascii>>,
 }
@@ -261,6 +268,21 @@ struct WaitingRequest {
     /// Absent once it is handed to the connection.
     content: Option<Arc<AppendContent>>,
     answer: oneshot::Sender<Result<v1::AppendSessionResponse, StreamEnd>>,
+    since: Instant,
+    /// Number of answers of the stream before it.
+    answers_before: u64,
+}
+
+impl StreamRequests {
+    /// Forgets a request that nobody waits for any more. Returns whether the stream has been silent since it came.
+    fn forget(&mut self, number: u64) -> bool {
+        let forgotten = self.waiting.remove(&number);
+        forgotten.is_some_and(|request| {
+            request.content.is_none()
+                && request.answers_before == self.answers
+                && request.since.elapsed() >= SILENCE
+        })
+    }
 }
 
 impl AppendStream {
@@ -302,10 +324,13 @@ impl AppendStream {
             let number = requests.next;
             requests.next += 1;
             requests.used = true;
-            let content = Some(Arc::clone(content));
-            requests
-                .waiting
-                .insert(number, WaitingRequest { content, answer });
+            let waiting = WaitingRequest {
+                content: Some(Arc::clone(content)),
+                answer,
+                since: Instant::now(),
+                answers_before: requests.answers,
+            };
+            requests.waiting.insert(number, waiting);
             requests.unsent.push_back(number);
             (number, requests.writer.take())
         };
@@ -345,7 +370,11 @@ impl AppendStream {
     }
 
     fn answered(&self, answer: v1::AppendSessionResponse) {
-        let waiting = self.lock().waiting.remove(&answer.request_id);
+        let waiting = {
+            let mut requests = self.lock();
+            requests.answers += 1;
+            requests.waiting.remove(&answer.request_id)
+        };
         // A late answer has nobody that waits for it.
         if let Some(waiting) = waiting {
             let _ = waiting.answer.send(Ok(answer));
@@ -411,7 +440,7 @@ impl AppendStream {
 
 /// Waits until a stream is open. A request that the transport takes at the moment when its connection ends can stay in the queue of that
 /// connection, and only the next call finds that it has ended. So another call is made while the stream does not open.
-async fn looked_after<T>(
+pub(crate) async fn looked_after<T>(
     opening: impl Future<Output = T>,
     mut health: HealthClient<CallChannel>,
 ) -> T {
@@ -484,6 +513,45 @@ mod tests {
 
     use super::*;
     use crate::token::CallHeaders;
+
+    /// A stream, and a request on it that the connection has had for a time.
+    fn stream_with_a_request(age: Duration) -> (Arc<AppendStream>, RequestPlace, AppendAnswer) {
+        let stream = Arc::new(AppendStream {
+            token: None,
+            requests: Mutex::default(),
+        });
+        let content = Arc::new(AppendContent::Record(v1::AppendRequest::default()));
+        let (number, answer) = stream.submit(&content).unwrap();
+        let sent = stream.poll_next(&Context::from_waker(Waker::noop()));
+        assert!(matches!(sent, Poll::Ready(Some(_))));
+        stream.lock().waiting.get_mut(&number).unwrap().since -= age;
+        let place = RequestPlace {
+            stream: Arc::clone(&stream),
+            number,
+        };
+        (stream, place, answer)
+    }
+
+    #[test]
+    fn stream_without_any_answer_takes_no_more_requests() {
+        let (stream, place, _answer) = stream_with_a_request(SILENCE);
+        drop(place);
+        assert!(stream.lock().closed);
+    }
+
+    #[test]
+    fn short_deadline_or_other_answers_leave_the_stream_open() {
+        let (stream, place, _answer) = stream_with_a_request(SILENCE / 2);
+        drop(place);
+        assert!(!stream.lock().closed);
+        let (stream, place, _answer) = stream_with_a_request(SILENCE);
+        stream.answered(v1::AppendSessionResponse {
+            request_id: 7,
+            ..Default::default()
+        });
+        drop(place);
+        assert!(!stream.lock().closed);
+    }
 
     #[tokio::test]
     async fn stream_that_does_not_open_is_looked_after_by_another_call() {

@@ -12,6 +12,9 @@ use crate::nodes::ClientNode;
 use crate::tls::TlsSettings;
 use crate::token::{CallHeaders, is_loopback};
 
+/// Largest flow-control window of HTTP/2, bytes (RFC 9113, section 6.9.1).
+const MOST_WINDOW: u32 = (1 << 31) - 1;
+
 /// Settings that all servers of a client share. Files are read once for all.
 pub(crate) struct NodeTransport {
     /// None = plaintext.
@@ -133,10 +136,11 @@ impl NodeTransport {
             .http2_keep_alive_interval(self.keepalive_interval)
             .keep_alive_timeout(self.keepalive_timeout)
             .keep_alive_while_idle(true)
-            // A scan's messages are up to 1 MiB: a few must be underway for full speed,
-            // and one slow stream must not hold up the others of the connection.
+            // A scan's messages are up to 1 MiB: a few must be underway for full speed.
             .initial_stream_window_size(4 << 20)
-            .initial_connection_window_size(16 << 20)
+            // h2 gives the connection's window back only when the program reads. Streams that nobody reads must not stop the
+            // acks of the others, so their windows together never fill it: 511 streams fit, and the server takes 256.
+            .initial_connection_window_size(MOST_WINDOW)
             .user_agent(concat!("wald-client/", env!("CARGO_PKG_VERSION")))
             .map_err(|_| invalid())?;
         Ok(ServerTransport {

@@ -17,7 +17,8 @@ use crate::batch::BatchAck;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::nodes::ClientNode;
-use crate::retry::{FailedAttempts, Repeat};
+use crate::retry::{FailedAttempts, Repeat, after};
+use crate::shared::looked_after;
 use crate::token::TokenHeader;
 
 /// A batch that was sent and not acked.
@@ -157,11 +158,16 @@ impl Driver {
             .request(stream::poll_fn(move |cx| outgoing.poll_recv(cx)));
         self.used = used;
         let opening = wal.append_session(requests_of_session);
+        let opening = looked_after(opening, node.health_service());
         tokio::pin!(opening);
         let mut answers = None;
+        let began = Instant::now();
         loop {
             let room = self.in_flight.len() < self.window_batches;
-            let give_up_at = self.progress + self.patience;
+            let give_up_at = after(self.progress, self.patience);
+            // A session can be silent because a proxy has lost the server behind it. Another one then needs time, too. Not
+            // much less than half: batches that are sent again count against the rate of a tenant again.
+            let quiet_at = after(self.progress.max(began), self.patience / 2);
             tokio::select! {
                 opened = &mut opening, if answers.is_none() => match opened {
                     Ok(opened) => {
@@ -203,6 +209,10 @@ impl Driver {
                         }
                     }
                 },
+                () = sleep_until(quiet_at), if again && !self.in_flight.is_empty() => {
+                    let detail = format!("no ack within {:?}", self.patience / 2);
+                    return SessionEnd::Failed(Error::new(ErrorKind::ConnectionLost(detail)));
+                }
                 () = sleep_until(give_up_at), if !self.in_flight.is_empty() || requests.is_none() => {
                     if self.in_flight.is_empty() {
                         // Only the end of the stream is missing.
@@ -235,7 +245,7 @@ impl Driver {
     /// Prepares the next session, if everything in flight may be sent again.
     async fn survive(&mut self, node: &Arc<ClientNode>, error: Error) -> Result<(), Error> {
         let pause = self.client.pause_after(node, &error, &mut self.failures);
-        let give_up = Instant::now() + pause >= self.progress + self.patience;
+        let give_up = Instant::now() + pause >= after(self.progress, self.patience);
         let used = self.used.as_ref();
         let allowed = self.client.allows(Repeat::Guarded, &error, used, true);
         if self.stamp.is_none() || give_up || !allowed {

@@ -8,6 +8,7 @@ use super::{PipelineSettings, RecordAck, behind};
 use crate::batch::{BatchAck, LogAck};
 use crate::error::{Error, Outcome};
 use crate::lsn::Lsn;
+use crate::retry::after;
 
 /// An entry of the queue.
 #[derive(Debug)]
@@ -131,7 +132,7 @@ impl Gatherer {
                 (None, _) => return self.seal(),
                 (Some(Work::Batch(sealed)), None) => return Some(sealed),
                 (Some(Work::Record(mut first)), None) => {
-                    first.seal_at = Instant::now() + self.settings.linger;
+                    first.seal_at = after(Instant::now(), self.settings.linger);
                     self.gathered = Some(first);
                 }
                 (Some(Work::Record(more)), Some(gathered))

@@ -40,6 +40,8 @@ pub(crate) struct Fake {
     pub(crate) scan_requests: Mutex<Vec<ScanRequest>>,
     /// Number of records in the log that scans read; a record's payload is its lsn.
     pub(crate) records: Mutex<u64>,
+    /// Bytes of padding behind each payload.
+    pub(crate) padding: Mutex<usize>,
     /// Each scan connection is cut after this number of messages, while it is positive.
     pub(crate) messages_per_connection: usize,
     /// The end of a scan instead of a cut connection.
@@ -75,6 +77,7 @@ impl Fake {
             append_requests: Mutex::default(),
             scan_requests: Mutex::default(),
             records: Mutex::new(records),
+            padding: Mutex::default(),
             messages_per_connection,
             scan_end: Mutex::default(),
             taken: watch::Sender::new(0),
@@ -135,9 +138,11 @@ pub(crate) fn refusal(code: Code, reason: &str, facts: &[(&str, &str)]) -> Statu
     Status::with_error_details(code, "refused by the test", details)
 }
 
-fn message(from: u64, to: u64, tail: u64) -> ScanResponse {
+pub(crate) fn message(from: u64, to: u64, tail: u64, padding: usize) -> ScanResponse {
     let record = |lsn: u64| Record {
-        payload: Some(record::Payload::Data(lsn.to_string().into())),
+        payload: Some(record::Payload::Data(
+            format!("{lsn}{}", " ".repeat(padding)).into(),
+        )),
         ..Default::default()
     };
     ScanResponse {
@@ -195,6 +200,7 @@ impl WalService for Fake {
         let from = match &request.start {
             None => 0,
             Some(Start::Lsn(lsn)) => *lsn,
+            Some(Start::TailOffset(offset)) => tail - offset,
             Some(Start::Cursor(cursor)) => std::str::from_utf8(cursor).unwrap().parse().unwrap(),
             Some(start) => panic!("a start that the test did not foresee: {start:?}"),
         };
@@ -208,11 +214,12 @@ impl WalService for Fake {
             scans.push(request);
             scans.len()
         };
+        let padding = *self.padding.lock().unwrap();
         let mut messages = Vec::new();
         let mut next = from;
         while next < until {
             let to = until.min(next + 1 + next % 3);
-            messages.push(message(next, to, tail));
+            messages.push(message(next, to, tail, padding));
             next = to;
         }
         let cut_after = self.messages_per_connection;

@@ -1,10 +1,17 @@
 //! A follow survives its connections: nothing comes twice, nothing is skipped.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::fake::Fake;
+use prost::Message as _;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::Routes;
 use wald_client::proto::scan_request::Start;
-use wald_client::{ScanEvent, ScanStream};
+use wald_client::{Client, Lsn, ScanEvent, ScanStream};
+
+use crate::fake::{Fake, Step, message};
 
 /// Records and interruptions up to the lsn before `until`, or the end.
 async fn take(fake: &Fake, stream: &mut ScanStream, until: u64) -> (Vec<u64>, usize) {
@@ -105,4 +112,59 @@ async fn cursor_of_a_follower_resumes_after_what_was_taken() {
         take(&fake, &mut resumed, 30).await.0,
         (next..30).collect::<Vec<_>>()
     );
+}
+
+#[tokio::test]
+async fn streams_that_nobody_reads_leave_room_for_acks() {
+    let (fake, client) = Fake::start(120, 0).await;
+    // More than the window of a stream, and five of those are more than 16 MiB.
+    *fake.padding.lock().unwrap() = 64 << 10;
+    let mut unread = Vec::new();
+    for _ in 0..5 {
+        let mut stream = client.follow("log").open();
+        stream.next().await.unwrap().unwrap();
+        unread.push(stream);
+    }
+    for lsn in 0..20 {
+        fake.script([Step::Ack(lsn)]);
+        assert_eq!(client.append("log", "x").await.unwrap().lsn, Lsn::new(lsn));
+    }
+}
+
+#[tokio::test]
+async fn follow_from_now_on_any_node_asks_for_no_tail() {
+    let (fake, client) = Fake::start(20, 0).await;
+    let mut stream = client.follow("log").any_node().last(5).open();
+    take(&fake, &mut stream, 20).await;
+    assert_eq!(
+        fake.scan_requests.lock().unwrap()[0].start,
+        Some(Start::TailOffset(5))
+    );
+}
+
+/// A proxy that loses the server behind it ends the streams so, with RST_STREAM and NO_ERROR.
+#[tokio::test]
+async fn follow_goes_on_after_a_stream_without_a_status() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let streams = Arc::new(AtomicU64::new(0));
+    let routes = Routes::default().into_axum_router().fallback(move || {
+        let lsn = streams.fetch_add(1, Ordering::Relaxed);
+        let message = message(lsn, lsn + 1, u64::MAX, 0).encode_to_vec();
+        let length = u32::try_from(message.len()).unwrap();
+        let body = [&[0][..], &length.to_be_bytes(), &message].concat();
+        async move { ([("content-type", "application/grpc")], body) }
+    });
+    let server = tonic::transport::Server::builder().add_routes(routes.into());
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let client = Client::builder(endpoint).connect_lazy().unwrap();
+    let mut events = client.follow("log").open();
+    let mut lsns = Vec::new();
+    while lsns.len() < 3 {
+        let event = tokio::time::timeout(Duration::from_secs(20), events.next());
+        if let ScanEvent::Batch(batch) = event.await.unwrap().unwrap().unwrap() {
+            lsns.extend(batch.records.iter().map(|record| record.lsn.get()));
+        }
+    }
+    assert_eq!(lsns, [0, 1, 2]);
 }

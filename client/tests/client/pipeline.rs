@@ -81,6 +81,29 @@ async fn producer_is_told_of_the_original_if_only_the_answer_was_lost() {
 }
 
 #[tokio::test]
+async fn producer_goes_on_after_a_session_that_falls_silent() {
+    let (memory, client) = start().await;
+    memory.script([Fault::Withhold]);
+    let producer = client.producer("log").retry_for(Duration::from_secs(6));
+    let producer = producer.open().await.unwrap();
+    let ack = producer.append_batch(["0"]).await.unwrap().await.unwrap();
+    assert!(ack.deduplicated);
+    assert_eq!(memory.payloads("log"), ["0"]);
+}
+
+#[tokio::test]
+async fn spans_beyond_the_clock_count_as_never() {
+    let (memory, client) = start().await;
+    let producer = client.producer("log").id("p", 0).retry_for(Duration::MAX);
+    let producer = producer.linger(Duration::MAX).open().await.unwrap();
+    let ack = producer.append_batch(["0"]).await.unwrap();
+    assert!(!ack.await.unwrap().deduplicated);
+    let slow = client.append("log", "1").timeout(Duration::MAX);
+    assert_eq!(slow.await.unwrap().lsn, Lsn::new(1));
+    assert_eq!(memory.payloads("log"), ["0", "1"]);
+}
+
+#[tokio::test]
 async fn a_closed_producer_leaves_no_random_id_behind() {
     let (memory, client) = start().await;
     for _ in 0..3 {
