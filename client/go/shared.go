@@ -398,7 +398,8 @@ func isForOne(err error) bool {
 	switch failure.Code {
 	case codes.Unimplemented:
 		return true
-	case codes.Unavailable, codes.Unauthenticated:
+	// The state of the server or the credential ended the stream.
+	case codes.Unavailable, codes.Unauthenticated, codes.ResourceExhausted:
 		return false
 	}
 	return failure.Reason != "" && failure.Outcome == NotApplied

@@ -212,6 +212,25 @@ func TestStreamOfALeavingServerIsFollowedByAnother(t *testing.T) {
 	expectCalls(t, f, 2, 0)
 }
 
+func TestStreamThatABusyServerRefusesIsFollowedByAnother(t *testing.T) {
+	f := &fake{append: appended(7)}
+	f.shared = func(stream sessionStream) error {
+		if f.streams.Load() > 1 {
+			return f.answerAll(stream)
+		}
+		if _, err := receive(stream, 3); err != nil {
+			return err
+		}
+		return refusal(codes.ResourceExhausted, ErrBusy, stated(NotApplied, Safe))
+	}
+	for i, got := range appendEach(t, f.start(t), []string{"x", "y", "z"}) {
+		if got.err != nil || got.lsn != 7 {
+			t.Errorf("%d: got %d, %v", i, got.lsn, got.err)
+		}
+	}
+	expectCalls(t, f, 2, 0)
+}
+
 func TestStreamThatEndsWithoutAStatusLeavesItsRequestsUnknown(t *testing.T) {
 	f := &fake{shared: func(stream sessionStream) error {
 		_, err := receive(stream, 1)
