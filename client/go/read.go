@@ -84,7 +84,8 @@ func Visible(visibility Visibility) RangeOption {
 
 // AnyNode lets any node of the store answer from its copy, which is usually a second old, and
 // at most twice its lease_ttl. Readers then do not load the owner if the client begins with a
-// stand-by. It implies the visibility REPLICATED.
+// stand-by. It implies the visibility REPLICATED. With [Last] or [FromNow] a follower begins at
+// the tail of that copy, and ends with an error if the connection is lost before the first event.
 func AnyNode() RangeOption {
 	return RangeOption{
 		read: func(r *waldv1.ReadRequest) { r.AnyNode = true },

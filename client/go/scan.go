@@ -356,10 +356,12 @@ func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Err
 
 // pinTailOffset turns "n before the tail" of one log into an lsn, so that a connection lost
 // before the first message can be replaced without skipping records that arrived meanwhile.
+// With AnyNode only the node knows the tail of its copy, and the lsn of another tail may be
+// above it.
 func (u *scanUnderway) pinTailOffset(ctx context.Context) *Error {
 	log, one := u.request.Selector.(*waldv1.ScanRequest_Log)
 	start, offset := u.request.Start.(*waldv1.ScanRequest_TailOffset)
-	if !one || !offset || !u.request.Follow {
+	if !one || !offset || !u.request.Follow || u.request.AnyNode {
 		return nil
 	}
 	tail, failure := u.scanner.client.tail(ctx, &waldv1.GetTailRequest{

@@ -188,6 +188,21 @@ func TestTailIsPinnedBeforeItIsFollowed(t *testing.T) {
 	}
 }
 
+func TestFollowerOfAnyNodeLeavesTheTailToTheNode(t *testing.T) {
+	f, asked := scanning(send(messageOf(7, "x")))
+	f.tail = func(*waldv1.GetTailRequest) (*waldv1.GetTailResponse, error) {
+		t.Error("the owner was asked for its tail")
+		return &waldv1.GetTailResponse{FirstLsn: new(uint64(4)), TailLsn: new(uint64(10))}, nil
+	}
+	follower := f.start(t).Follow(context.Background(), Log("a"), Last(3), AnyNode())
+	if lsns, _ := collect(t, &follower.Scanner); !slices.Equal(lsns, []LSN{7}) {
+		t.Errorf("got %v", lsns)
+	}
+	if _, offset := (*asked)[0].GetStart().(*waldv1.ScanRequest_TailOffset); !offset || (*asked)[0].GetTailOffset() != 3 {
+		t.Errorf("asked %v", (*asked)[0])
+	}
+}
+
 func TestFollowerThatCannotKnowWhereItWasGivesUp(t *testing.T) {
 	f, asked := scanning(func(_ *fake, stream scanStream) error {
 		// The scan is open: from here on records count, but none has come yet.
