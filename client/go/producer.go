@@ -25,7 +25,8 @@ import (
 //
 // A failure that repeating cannot heal (FENCED, PRODUCER_FENCED, LOG_REPLACED, a condition that
 // does not hold, ...) ends the producer: batches are in order, so nothing after it is applied.
-// Open another one then.
+// Open another one then. A failure while all batches are acked ends only the stream: the next
+// batch opens another one.
 //
 // A program that starts again is another producer, unless it names its producer
 // ([WithProducerID]) and stores the batches. A [DurableProducer] does both.
@@ -458,8 +459,8 @@ func (p *Producer) deliver(running context.Context, a *attempt) (acked bool, fai
 			p.mutex.Lock()
 			idle := len(p.unacked) == 0
 			p.mutex.Unlock()
-			ended := ctx.Err() != nil && running.Err() == nil
-			if idle && (ended || p.client.allows(guarded, failure, a, true)) {
+			if idle {
+				// Nothing has failed. The next batch opens a stream, and gets a failure that lasts.
 				return acked, nil
 			}
 			return acked, failure

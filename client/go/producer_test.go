@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"wald.dev/client/go/waldv1"
@@ -302,6 +303,41 @@ func TestCloseDoesNotWaitForAServerThatNeverEndsTheStream(t *testing.T) {
 	}
 	if len(j.applied) != 3 {
 		t.Errorf("applied %v", j.applied)
+	}
+}
+
+func TestProducerOutlivesARefusalThatComesWhileNothingIsDue(t *testing.T) {
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, count int) error {
+		if count > 1 {
+			return applyAll(j, stream, always)
+		}
+		applyAll(j, stream, 1)
+		return refusal(codes.Unauthenticated, ErrBadCredential, stated(NotApplied, Never))
+	})
+	streams := make(chan context.Context, 2)
+	client := f.start(t, WithGRPC(grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn,
+		method string, open grpc.Streamer, options ...grpc.CallOption) (grpc.ClientStream, error) {
+		streams <- ctx
+		return open(ctx, desc, conn, method, options...)
+	})))
+	producer, err := client.Producer(soon(t), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		if ack, err := producer.Append(soon(t), []Record{Text("x")}); err != nil || ack.FirstLSN != LSN(i) {
+			t.Fatalf("%d: got %v, %v", i, ack, err)
+		}
+		if i == 0 {
+			// The producer has seen the refusal.
+			<-(<-streams).Done()
+		}
+	}
+	if err := producer.Close(soon(t)); err != nil {
+		t.Error(err)
+	}
+	if len(j.applied) != 2 {
+		t.Errorf("the log has %v", j.applied)
 	}
 }
 
