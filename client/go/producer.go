@@ -16,8 +16,8 @@ import (
 // Producer appends to one log exactly once, over any failure of connections, the server and
 // answers. Every batch carries the producer's id and a sequence number, by which the server
 // distinguishes a repeat from a new batch. Batches that are not acked are sent again, in order,
-// with the same numbers, on a new connection, until they are acked or the delivery timeout is
-// over.
+// with the same numbers, on a new connection, until they are acked or no ack has come for the
+// delivery timeout.
 //
 //	Send ─▶ unacked: [ 7 8 9 | 10 11 ] ──stream──▶ server
 //	                     ▲     ▲    lost? a new stream begins again at 7
@@ -41,7 +41,7 @@ type Producer struct {
 	logID  uint64
 	cancel context.CancelFunc
 	done   chan struct{}
-	// Ends the producer when the oldest batch has waited too long.
+	// Ends the producer when no ack has come for too long.
 	expiry *time.Timer
 
 	mutex  sync.Mutex
@@ -51,6 +51,8 @@ type Producer struct {
 	out     int
 	bytes   int
 	next    uint64
+	// When the producer ends, unless an ack comes before.
+	overdue time.Time
 	closing bool
 	// Ends the stream that is open.
 	endStream context.CancelFunc
@@ -61,9 +63,8 @@ type Producer struct {
 
 type producerBatch struct {
 	*Pending[LogAck]
-	message  *waldv1.AppendSessionRequest
-	bytes    int
-	deadline time.Time
+	message *waldv1.AppendSessionRequest
+	bytes   int
 	// An earlier stream may have brought it to be applied.
 	unknown bool
 }
@@ -116,8 +117,9 @@ func WithInFlight(batches, bytes int) ProducerOption {
 	return func(s *producerSettings) { s.inFlight, s.windowBytes = batches, bytes }
 }
 
-// WithDeliveryTimeout is how long a batch may wait for its ack, over all repeats. Default:
-// [DefaultDeliveryTimeout]. When it is over, the producer ends.
+// WithDeliveryTimeout is the longest time without an ack while a batch is not acked, over all
+// repeats. Default: [DefaultDeliveryTimeout]. When it is over, the producer ends. Each ack begins it
+// again, so the queue in front of a batch does not count.
 func WithDeliveryTimeout(timeout time.Duration) ProducerOption {
 	return func(s *producerSettings) { s.timeout = timeout }
 }
@@ -149,7 +151,7 @@ const (
 	DefaultBatchesInFlight = 512
 	// DefaultBytesInFlight is the maximum number of bytes that a producer has in flight.
 	DefaultBytesInFlight = 8 << 20
-	// DefaultDeliveryTimeout is how long a batch of a producer may wait for its ack.
+	// DefaultDeliveryTimeout is the longest time of a producer without an ack.
 	DefaultDeliveryTimeout = 60 * time.Second
 	// Maximum time that Close waits for the server to forget a random id.
 	forgetTimeout = time.Second
@@ -294,15 +296,14 @@ func (p *Producer) queue(ctx context.Context, message *waldv1.AppendSessionReque
 	message.Batch.Batches[0].Condition.Producer.Sequence = p.next
 	p.next++
 	added := &producerBatch{
-		Pending:  newPending[LogAck](),
-		message:  message,
-		bytes:    bytes,
-		deadline: time.Now().Add(p.settings.timeout),
+		Pending: newPending[LogAck](),
+		message: message,
+		bytes:   bytes,
 	}
 	p.unacked = append(p.unacked, added)
 	p.bytes += bytes
 	if len(p.unacked) == 1 {
-		p.expiry.Reset(p.settings.timeout)
+		p.awaitAck()
 	}
 	p.change.raise()
 	return added.Pending, nil
@@ -522,7 +523,7 @@ func (p *Producer) acked(answer *waldv1.AppendSessionResponse) *Error {
 	p.out--
 	p.bytes -= batch.bytes
 	if len(p.unacked) > 0 {
-		p.expiry.Reset(time.Until(p.unacked[0].deadline))
+		p.awaitAck()
 	} else {
 		p.expiry.Stop()
 	}
@@ -530,6 +531,12 @@ func (p *Producer) acked(answer *waldv1.AppendSessionResponse) *Error {
 	p.change.raise()
 	p.endStreamSoon()
 	return nil
+}
+
+// awaitAck begins the time until the next ack. The caller has the mutex.
+func (p *Producer) awaitAck() {
+	p.overdue = time.Now().Add(p.settings.timeout)
+	p.expiry.Reset(p.settings.timeout)
 }
 
 // endStreamSoon ends the stream of a closing producer if the server does not: nothing else is due.
@@ -553,12 +560,12 @@ func (p *Producer) interrupt(failure *Error) {
 	p.interruption = failure
 }
 
-// expire: the oldest batch may have waited too long.
+// expire: there may have been no ack for too long.
 func (p *Producer) expire() {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if len(p.unacked) == 0 || time.Now().Before(p.unacked[0].deadline) {
-		// Acked a moment ago; the ack has set the timer.
+	if len(p.unacked) == 0 || time.Now().Before(p.overdue) {
+		// An ack came a moment ago, and has set the timer.
 		return
 	}
 	failure := &Error{

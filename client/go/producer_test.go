@@ -286,6 +286,27 @@ func TestAckOnTimeKeepsTheProducerAlive(t *testing.T) {
 	}
 }
 
+func TestQueueBehindSteadyAcksKeepsTheProducerAlive(t *testing.T) {
+	const timeout, batches = 2 * time.Second, 12
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		for range time.Tick(timeout / 10) {
+			if err := applyAll(j, stream, 1); err != nil || stream.Context().Err() != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	// The last batch waits for longer than the timeout.
+	for i, sent := range produceAll(t, open(t, f, WithDeliveryTimeout(timeout)), batches) {
+		if ack, err := sent.Wait(soon(t)); err != nil || ack.FirstLSN != LSN(i) {
+			t.Errorf("%d: got %v, %v", i, ack, err)
+		}
+	}
+	if len(j.applied) != batches {
+		t.Errorf("the log has %v", j.applied)
+	}
+}
+
 func TestCloseDoesNotWaitForAServerThatNeverEndsTheStream(t *testing.T) {
 	f, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
 		applyAll(j, stream, always)
