@@ -43,6 +43,8 @@ type Producer struct {
 	done   chan struct{}
 	// Ends the producer when no ack has come for too long.
 	expiry *time.Timer
+	// Ends the stream after half of that time, while another one can still bring acks.
+	silence *time.Timer
 
 	mutex  sync.Mutex
 	change signal
@@ -55,7 +57,7 @@ type Producer struct {
 	overdue time.Time
 	closing bool
 	// Ends the stream that is open.
-	endStream context.CancelFunc
+	endStream context.CancelCauseFunc
 	failure   *Error
 	// The reason why the last stream broke.
 	interruption *Error
@@ -119,7 +121,8 @@ func WithInFlight(batches, bytes int) ProducerOption {
 
 // WithDeliveryTimeout is the longest time without an ack while a batch is not acked, over all
 // repeats. Default: [DefaultDeliveryTimeout]. When it is over, the producer ends. Each ack begins it
-// again, so the queue in front of a batch does not count.
+// again, so the queue in front of a batch does not count. A stream that brings no ack for half of
+// it is given up, and its batches are sent again on another one.
 func WithDeliveryTimeout(timeout time.Duration) ProducerOption {
 	return func(s *producerSettings) { s.timeout = timeout }
 }
@@ -158,6 +161,9 @@ const (
 	// Maximum time that Close waits for the server to end a stream whose batches are all acked.
 	streamEndTimeout = time.Second
 )
+
+// errSilent: the producer has given up a stream that brought no ack.
+var errSilent = errors.New("no ack for too long")
 
 // Producer opens a producer of a log, which is created if there is none. It needs the rights
 // append and list, and create only if there is no log. It keeps to that log: if it is deleted,
@@ -208,6 +214,8 @@ func (c *Client) newProducer(log string, s producerSettings, drawn bool) *Produc
 	}
 	producer.expiry = time.AfterFunc(s.timeout, producer.expire)
 	producer.expiry.Stop()
+	producer.silence = time.AfterFunc(s.timeout/2, producer.endSilent)
+	producer.silence.Stop()
 	go producer.run(running)
 	return producer
 }
@@ -388,6 +396,7 @@ func (p *Producer) run(ctx context.Context) {
 	defer close(p.done)
 	defer p.cancel()
 	defer p.expiry.Stop()
+	defer p.silence.Stop()
 	pauses := pauses{policy: p.client.settings.retry}
 	for p.waitForWork(ctx) {
 		watched, attempt := watchSending(ctx)
@@ -434,29 +443,30 @@ func (p *Producer) waitForWork(ctx context.Context) bool {
 // deliver sends all unacked batches, and later ones, on one stream, and takes the acks. No
 // failure: the stream ended with nothing due.
 func (p *Producer) deliver(running context.Context, a *attempt) (acked bool, failure *Error) {
-	ctx, cancel := context.WithCancel(running)
-	stream, err := p.client.wal.AppendSession(ctx)
-	if err != nil {
-		defer cancel()
-		return false, p.client.readError(ctx, err, a, false)
-	}
+	ctx, cancel := context.WithCancelCause(running)
 	p.mutex.Lock()
 	p.out = 0
 	p.endStream = cancel
+	p.silence.Reset(p.settings.timeout / 2)
 	p.mutex.Unlock()
+	stream, err := p.client.wal.AppendSession(ctx)
+	if err != nil {
+		defer cancel(nil)
+		return false, p.broken(ctx, err, a, false)
+	}
 	sender := make(chan struct{})
 	go func() {
 		defer close(sender)
 		p.send(ctx, stream)
 	}()
 	defer func() {
-		cancel()
+		cancel(nil)
 		<-sender
 	}()
 	for {
 		answer, err := stream.Recv()
 		if err != nil {
-			failure := p.client.readError(ctx, err, a, true)
+			failure := p.broken(ctx, err, a, true)
 			p.mutex.Lock()
 			idle := len(p.unacked) == 0
 			p.mutex.Unlock()
@@ -471,6 +481,14 @@ func (p *Producer) deliver(running context.Context, a *attempt) (acked bool, fai
 		}
 		acked = true
 	}
+}
+
+// broken is the failure of a stream that ended with this error.
+func (p *Producer) broken(ctx context.Context, err error, a *attempt, sent bool) *Error {
+	if context.Cause(ctx) == errSilent {
+		return p.client.failedAt(a, lost("no ack for "+(p.settings.timeout/2).String(), sent))
+	}
+	return p.client.readError(ctx, err, a, sent)
 }
 
 // send brings the unacked batches onto the stream, and then later ones.
@@ -526,6 +544,7 @@ func (p *Producer) acked(answer *waldv1.AppendSessionResponse) *Error {
 		p.awaitAck()
 	} else {
 		p.expiry.Stop()
+		p.silence.Stop()
 	}
 	batch.resolve(ack.Appends[0])
 	p.change.raise()
@@ -537,12 +556,24 @@ func (p *Producer) acked(answer *waldv1.AppendSessionResponse) *Error {
 func (p *Producer) awaitAck() {
 	p.overdue = time.Now().Add(p.settings.timeout)
 	p.expiry.Reset(p.settings.timeout)
+	p.silence.Reset(p.settings.timeout / 2)
+}
+
+// endSilent gives up a stream that has brought no ack for too long. An ack that comes at the same
+// time does no harm: the server recognises the batches that are sent again.
+func (p *Producer) endSilent() {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.endStream != nil {
+		p.endStream(errSilent)
+	}
 }
 
 // endStreamSoon ends the stream of a closing producer if the server does not: nothing else is due.
 func (p *Producer) endStreamSoon() {
 	if p.closing && len(p.unacked) == 0 && p.endStream != nil {
-		time.AfterFunc(streamEndTimeout, p.endStream)
+		end := p.endStream
+		time.AfterFunc(streamEndTimeout, func() { end(nil) })
 	}
 }
 

@@ -307,6 +307,65 @@ func TestQueueBehindSteadyAcksKeepsTheProducerAlive(t *testing.T) {
 	}
 }
 
+func TestProducerLeavesASilentStreamForAnother(t *testing.T) {
+	f, j := producing(func(_ *fake, j *journal, stream sessionStream, count int) error {
+		if count > 1 {
+			return applyAll(j, stream, always)
+		}
+		// Applies all, acks nothing.
+		requests, err := receive(stream, 3)
+		if err != nil {
+			return err
+		}
+		for _, request := range requests {
+			j.apply(request)
+		}
+		<-stream.Context().Done()
+		return nil
+	})
+	var interruptions []error
+	producer := open(t, f, WithDeliveryTimeout(2*time.Second),
+		OnProducerInterruption(func(err error) { interruptions = append(interruptions, err) }))
+	for i, sent := range produceAll(t, producer, 3) {
+		if ack, err := sent.Wait(soon(t)); err != nil || ack.FirstLSN != LSN(i) || !ack.Deduplicated {
+			t.Errorf("%d: got %v, %v", i, ack, err)
+		}
+	}
+	if err := producer.Close(soon(t)); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"0", "1", "2"}; !slices.Equal(j.applied, want) {
+		t.Errorf("the log has %v", j.applied)
+	}
+	if len(interruptions) != 1 || !strings.Contains(interruptions[0].Error(), "no ack for 1s") {
+		t.Errorf("interrupted by %v", interruptions)
+	}
+}
+
+func TestSilenceOfAStreamCountsOnlyWhileABatchIsDue(t *testing.T) {
+	f, _ := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
+		applyAll(j, stream, 1)
+		<-stream.Context().Done()
+		return nil
+	})
+	producer := open(t, f)
+	if _, err := producer.Append(soon(t), []Record{Text("x")}); err != nil {
+		t.Fatal(err)
+	}
+	// Stop reports whether the timer runs.
+	expectTimer := func(runs bool) {
+		t.Helper()
+		producer.mutex.Lock()
+		defer producer.mutex.Unlock()
+		if producer.silence.Stop() != runs {
+			t.Errorf("the timer runs: %v", !runs)
+		}
+	}
+	expectTimer(false)
+	produceAll(t, producer, 1)
+	expectTimer(true)
+}
+
 func TestCloseDoesNotWaitForAServerThatNeverEndsTheStream(t *testing.T) {
 	f, j := producing(func(_ *fake, j *journal, stream sessionStream, _ int) error {
 		applyAll(j, stream, always)
