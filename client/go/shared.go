@@ -35,6 +35,8 @@ const (
 	maxSharedBytes = 64 << 10
 	// Time without a request in flight after which a shared stream is half-closed.
 	sharedIdle = time.Second
+	// Time without an answer after which a shared stream takes no more requests once a caller gives up.
+	sharedSilence = 5 * time.Second
 	// Time during which a server gets unary calls only, after it refused a shared stream.
 	unaryPeriod = time.Minute
 	// Maximum wait of Close for servers to end the streams that are half-closed.
@@ -69,6 +71,8 @@ type sharedStream struct {
 	// It takes no more requests.
 	closing bool
 	ended   bool
+	// When the first request since the last answer was handed to gRPC; zero: none was.
+	silentSince time.Time
 	// The time since which no request is due, if none is.
 	idleSince time.Time
 	idle      *time.Timer
@@ -259,11 +263,18 @@ func (s *sharedStream) add(request *sharedRequest) (id uint64, added bool) {
 	return id, true
 }
 
-// forget drops a request whose caller has given up. False: the request has its answer.
+// forget drops a request whose caller has given up. False: the request has its answer. A silent
+// stream takes no more requests then: it may end at a proxy whose server is gone, and another
+// stream may reach the next server. Requests that wait keep waiting: the server may only be slow.
 func (s *sharedStream) forget(id uint64) (found, sent bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	return s.take(id) != nil, id < s.out
+	found = s.take(id) != nil
+	if found && !s.silentSince.IsZero() && time.Since(s.silentSince) >= sharedSilence {
+		s.closing = true
+		s.work.Signal()
+	}
+	return found, id < s.out
 }
 
 // take removes a request from those that are due. Nil: it is not due.
@@ -312,6 +323,9 @@ func (s *sharedStream) nextOut() (uint64, *sharedRequest) {
 			id := s.out
 			s.out++
 			if request := s.due[id]; request != nil {
+				if s.silentSince.IsZero() {
+					s.silentSince = time.Now()
+				}
 				return id, request
 			}
 		}
@@ -343,6 +357,7 @@ func (s *sharedStream) read(stream grpc.ClientStream) {
 		}
 		s.mutex.Lock()
 		request := s.take(answer.GetRequestId())
+		s.silentSince = time.Time{}
 		s.mutex.Unlock()
 		if request != nil {
 			request.answer, request.err, request.sent = answer, errorIn(answer), true

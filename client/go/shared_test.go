@@ -293,6 +293,92 @@ func TestTimedOutAppendFreesItsPlaceAndItsLateAnswerIsIgnored(t *testing.T) {
 	}
 }
 
+// giveUp makes an append, and gives it up once the server has it and the stream has brought no
+// answer for this long.
+func giveUp(t *testing.T, client *Client, arrived <-chan struct{}, silence time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	result := make(chan error)
+	go func() {
+		_, err := client.Append(ctx, "a", Text("given up"))
+		result <- err
+	}()
+	<-arrived
+	stream := sharedOf(client)
+	stream.mutex.Lock()
+	stream.silentSince = stream.silentSince.Add(-silence)
+	stream.mutex.Unlock()
+	cancel()
+	if e := failureOf(<-result); e.Outcome != Unknown || e.Code != codes.Canceled {
+		t.Errorf("got %v", e)
+	}
+}
+
+func TestSilentSharedStreamTakesNoMoreAppends(t *testing.T) {
+	arrived, late := make(chan struct{}), make(chan struct{})
+	f := new(fake)
+	f.append = appended(7)
+	f.shared = func(stream sessionStream) error {
+		if f.streams.Load() > 1 {
+			return f.answerAll(stream)
+		}
+		requests, err := receive(stream, 1)
+		if err != nil {
+			return err
+		}
+		arrived <- struct{}{}
+		if _, err := receive(stream, 1); err != nil {
+			return err
+		}
+		arrived <- struct{}{}
+		<-late
+		return stream.Send(ackAt(requests[0], 9))
+	}
+	client := f.start(t)
+	waiting := make(chan LSN)
+	go func() {
+		ack, err := client.Append(soon(t), "a", Text("x"))
+		if err != nil {
+			t.Error(err)
+		}
+		waiting <- ack.LSN
+	}()
+	<-arrived
+	giveUp(t, client, arrived, sharedSilence)
+	appends(t, client)
+	expectCalls(t, f, 2, 0)
+	// An append that waits keeps its place on the silent stream.
+	close(late)
+	if lsn := <-waiting; lsn != 9 {
+		t.Errorf("got %d", lsn)
+	}
+}
+
+func TestSharedStreamThatAnswersOthersStays(t *testing.T) {
+	arrived := make(chan struct{})
+	f := new(fake)
+	f.shared = func(stream sessionStream) error {
+		for {
+			requests, err := receive(stream, 1)
+			if err != nil {
+				return nil
+			}
+			if string(requests[0].GetAppend().GetRecord().GetData()) == "given up" {
+				arrived <- struct{}{}
+			} else {
+				stream.Send(ackAt(requests[0], 7))
+			}
+		}
+	}
+	client := f.start(t)
+	giveUp(t, client, arrived, sharedSilence*3/5)
+	// Its answer begins the time again.
+	appends(t, client)
+	giveUp(t, client, arrived, sharedSilence*3/5)
+	appends(t, client)
+	expectCalls(t, f, 1, 0)
+}
+
 func TestAppendThatTimesOutBeforeItIsSentIsNotApplied(t *testing.T) {
 	// It takes connections and answers nothing.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
