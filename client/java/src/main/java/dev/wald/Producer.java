@@ -440,10 +440,13 @@ public final class Producer implements AutoCloseable {
       if (core.isClosed() && isStopped()) {
         fail(Failure.closed("the client"), OptionalLong.empty());
       }
-    } catch (RuntimeException bug) {
+    } catch (Throwable bug) {
       Failure broken = new Failure(FailureKind.USAGE, Status.Code.UNKNOWN, "the producer failed: " + bug, Outcome.UNKNOWN, Retry.NEVER);
       broken.cause = bug;
       fail(broken, OptionalLong.empty());
+      if (bug instanceof Error error) {
+        throw error;
+      }
     } finally {
       core.forget(cancel);
       lock.lock();

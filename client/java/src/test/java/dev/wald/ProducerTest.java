@@ -223,6 +223,24 @@ class ProducerTest {
   }
 
   @Test
+  void errorInTheThreadOfTheProducerFailsEveryBatch() throws Exception {
+    try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+      fake.session = stream -> {
+        stream.receive();
+        fake.drop();
+      };
+      AssertionError bug = new AssertionError("of the program");
+      Producer producer = client.producer("a", ProducerOptions.DEFAULT.onInterruption(interruption -> {
+        throw bug;
+      }));
+      CompletableFuture<LogAck> answer = producer.send("x");
+      assertEquals(Outcome.UNKNOWN, SessionTest.failureOf(answer).outcome());
+      assertEquals(bug, assertThrows(WaldException.class, producer::close).getCause());
+      assertEquals(FailureKind.EARLIER_FAILED, assertThrows(WaldException.class, () -> producer.send("y")).kind());
+    }
+  }
+
+  @Test
   void closeDoesNotWaitForAServerThatNeverEndsTheStream() throws Exception {
     Journal journal = new Journal();
     try (Fake fake = new Fake(); WaldClient client = fake.client()) {
