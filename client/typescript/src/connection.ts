@@ -13,6 +13,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import type { GrpcTransportOptions } from "@connectrpc/connect-node";
 
 import { NotSent, TLS_PAUSE_MS } from "./errors.js";
+import { timerMs } from "./retry.js";
 import { alertProblem, handshakeProblem, TlsProblem, wantsTls, withoutHttp2, type TlsFiles } from "./tls.js";
 
 /**
@@ -228,7 +229,8 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         socket?.destroy();
         ended(error);
       };
-      const timer = setTimeout(() => lost(new Error(`no connection within ${connectTimeoutMs} ms`)), connectTimeoutMs);
+      const late = (): void => lost(new Error(`no connection within ${connectTimeoutMs} ms`));
+      const timer = setTimeout(late, timerMs(connectTimeoutMs));
       if (background) {
         timer.unref();
         session.unref();
@@ -274,12 +276,12 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         return;
       }
       const late = (): void => lost(new Error(`no answer to a ping within ${keepaliveTimeoutMs} ms`));
-      pending = setTimeout(late, keepaliveTimeoutMs).unref();
+      pending = setTimeout(late, timerMs(keepaliveTimeoutMs)).unref();
       session.ping(() => {
         clearTimeout(pending);
         pending = undefined;
       });
-    }, keepaliveIntervalMs).unref();
+    }, timerMs(keepaliveIntervalMs)).unref();
     return () => {
       clearInterval(interval);
       clearTimeout(pending);

@@ -29,7 +29,7 @@ import {
   type Tail,
   type Visibility,
 } from "./messages.js";
-import { Backoff, sleep, type RetryPolicy } from "./retry.js";
+import { Backoff, sleep, timerMs, type RetryPolicy } from "./retry.js";
 import type { TokenUse } from "./token.js";
 
 /** The logs to scan: the log with this name, all logs with a prefix, or all. */
@@ -281,7 +281,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     let timer: NodeJS.Timeout | undefined;
     const silence = new Promise<never>((_, reject) => {
       const error = timeoutError("READ", `the scan was silent for ${silenceTimeoutMs} ms`);
-      timer = setTimeout(() => reject(error), silenceTimeoutMs);
+      timer = setTimeout(() => reject(error), timerMs(silenceTimeoutMs));
     });
     const arriving = messages.next();
     let received;

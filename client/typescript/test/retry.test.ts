@@ -132,6 +132,35 @@ test("append with expected lsn is sent again after a lost connection", async () 
   await fake.stop();
 });
 
+for (const ms of [Infinity, 2 ** 31]) {
+  test(`limit of ${ms} ms is no short one`, { timeout: 10_000 }, async () => {
+    const fake = await Fake.start();
+    const slowly = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 50));
+    const limits = { timeoutMs: ms, silenceTimeoutMs: ms, connectTimeoutMs: ms, keepaliveIntervalMs: ms, keepaliveTimeoutMs: ms };
+    fake.before = slowly;
+    fake.scan = async function* () {
+      await slowly();
+      yield { cursor: Uint8Array.of(1), caughtUp: true };
+    };
+    for (const shareAppends of [true, false]) {
+      const client = fake.client({ ...limits, shareAppends });
+      await client.append("log", "a");
+      await client.close();
+    }
+    const client = fake.client(limits);
+    const producer = await client.producer("log", { retryTimeoutMs: ms });
+    await producer.append("b");
+    await producer.close();
+    const interruptions: unknown[] = [];
+    const follower = client.follow("log", { onInterrupted: (error) => interruptions.push(error) });
+    assert.equal((await follower.next()).value?.caughtUp, true);
+    assert.deepEqual(interruptions, []);
+    assert.deepEqual(fake.records, ["a", "a", "b"]);
+    await client.close();
+    await fake.stop();
+  });
+}
+
 test("deadline and signal end a call underway", async () => {
   const fake = await Fake.start();
   const client = fake.client();
