@@ -41,7 +41,7 @@ export interface ScanOptions extends Start {
   cursor?: Uint8Array;
   /** Ends before this lsn; one log only. */
   untilLsn?: bigint;
-  /** Ends after this number of records. */
+  /** Ends after this number of records. Default, and 0: no bound. */
   maxRecords?: number | bigint;
   /** Which records to see. Default: those that the log's sync mode acks; of several logs, those that the server's acks. */
   visibility?: Visibility;
@@ -150,7 +150,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
       throw usageError("a cursor says where to begin; no lsn, timestampUs, time or last beside it");
     }
     this.#cursor = options.cursor;
-    this.#remaining = options.maxRecords === undefined ? undefined : BigInt(options.maxRecords);
+    this.#remaining = options.maxRecords ? BigInt(options.maxRecords) : undefined;
     this.#request = create(ScanRequestSchema, {
       selector:
         typeof selector === "string"
