@@ -124,7 +124,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.scans = []
         # Scans and appends that the client has not ended.
         self.underway = 0
-        # Appends wait for it, and scans before they begin.
+        # Appends and reads wait for it, and scans before they begin.
         self.answers = asyncio.Event()
         self.answers.set()
         # The names of logs, one on each page.
@@ -178,6 +178,11 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
 
     async def Read(self, request, context):
         await self._follow_script(request, context)
+        self.underway += 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.underway -= 1
         return wal_pb2.ReadResponse()
 
     async def CreateLog(self, request, context):
