@@ -12,7 +12,7 @@ import * as tls from "node:tls";
 import { Code, ConnectError } from "@connectrpc/connect";
 import type { GrpcTransportOptions } from "@connectrpc/connect-node";
 
-import { NotSent, TLS_PAUSE_MS } from "./errors.js";
+import { ClosedError, NotSent, TLS_PAUSE_MS } from "./errors.js";
 import { timerMs } from "./retry.js";
 import { alertProblem, handshakeProblem, TlsProblem, wantsTls, withoutHttp2, type TlsFiles } from "./tls.js";
 
@@ -142,7 +142,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   async #ready(background = false): Promise<http2.ClientHttp2Session> {
     for (;;) {
       if (this.#closed) {
-        throw new Error("the client is closed");
+        throw new ClosedError();
       }
       const last = this.#problem;
       if (this.#session === undefined && last !== undefined && performance.now() - last.at < TLS_PAUSE_MS) {
@@ -324,7 +324,7 @@ function count(session: http2.ClientHttp2Session, change: number): number {
 }
 
 function notSent(error: unknown): ConnectError {
-  if (error instanceof TlsProblem) {
+  if (error instanceof TlsProblem || error instanceof ClosedError) {
     return new ConnectError(error.message, Code.Unavailable, undefined, undefined, error);
   }
   const detail = error instanceof Error ? error.message || String(error) : String(error);
