@@ -118,7 +118,7 @@ test("lost connection leaves unacked batches unknown and repeats nothing", async
   assert.deepEqual(fake.records, ["a", "b"]);
 });
 
-test("end by the other side fails the session, also while nothing is underway", { timeout: 10_000 }, async () => {
+test("end by the other side fails the session, also while it is idle", { timeout: 10_000 }, async () => {
   fake.endsAfter = 1;
   const session = client.session();
   const { ack } = await session.send(one("a"));
