@@ -148,6 +148,38 @@ async fn killed_owner_goes_on_in_its_directory_before_anybody_follows() {
     drop(two);
 }
 
+#[tokio::test]
+async fn fenced_owner_stands_by_although_a_signal_came_meanwhile() {
+    let store = Store::start();
+    let secrets = private_directory();
+    let file = secrets.path().join("credentials");
+    let text = "aws_access_key_id = test1234\naws_secret_access_key = test12345678\n";
+    std::fs::write(&file, text).unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    let (one, two) = (private_directory(), private_directory());
+    let more = [
+        "--stand-by",
+        "--lease-ttl",
+        "2s",
+        "--bucket-credentials-file",
+        file.to_str().unwrap(),
+    ];
+    let old = start(&store, one.path(), "one", &more);
+    let mut wal = old.wal().await;
+    replicated(&mut wal, "0").await.unwrap();
+    // The old owner asks whether another process has its name, and gets no answer.
+    store.hold(vec!["nodes/one".to_owned()]);
+    let _new = start(&store, two.path(), "two", &["--take-over"]);
+    replicated(&mut wal, "lost").await.unwrap_err();
+    drop(wal);
+    let fenced = || old.metric("wald_fenced_total") > 0.0;
+    until_store("the old owner is fenced", fenced).await;
+    old.signal(Signal::HUP);
+    old.wait_for_log("the credentials of the bucket were read again");
+    store.hold(Vec::new());
+    old.wait_for_log("wald is standing by");
+}
+
 /// Whether an old owner has said that it may not be the owner, or has closed the connection.
 fn is_refusal(status: &Status) -> bool {
     let details = status.get_error_details();
