@@ -93,7 +93,7 @@ struct StandBy<'a> {
     is_new: bool,
     store_id: Option<u128>,
     seen: Option<OwnerRecord>,
-    /// Whether the operator knows that no node may follow.
+    /// Whether the operator knows why no node serves.
     has_warned: bool,
     /// The last error of a look, which is reported once.
     error: String,
@@ -242,11 +242,20 @@ impl StandBy<'_> {
             // Recovery may take longer than the ttl, and the nodes must see meanwhile that the owner lives.
             (OwnDirectory::Newest, None) if self.goes_on(&owner) => {
                 let is_shown = runtime.block_on(self.start.claim.goes_on(bucket))?;
-                Ok(if is_shown {
-                    StandByStep::Ready
-                } else {
-                    StandByStep::Wait
-                })
+                if is_shown {
+                    return Ok(StandByStep::Ready);
+                }
+                if owner.starts_in_vain() && !self.has_warned {
+                    tracing::error!(
+                        place = bucket.place(),
+                        starts = owner.starts,
+                        stand_bys = owner.stand_bys.join(", "),
+                        "this node has started with the store again and again, and has not served for lease_ttl; a stand-by \
+                         follows now, or this node tries again after twice lease_ttl"
+                    );
+                    self.has_warned = true;
+                }
+                Ok(StandByStep::Wait)
             }
             (OwnDirectory::Newest, Some(inherits)) => {
                 self.start.claim.inherits = inherits;

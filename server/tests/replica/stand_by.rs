@@ -149,6 +149,55 @@ async fn killed_owner_goes_on_in_its_directory_before_anybody_follows() {
 }
 
 #[tokio::test]
+async fn stand_by_follows_an_owner_that_dies_at_each_start() {
+    let store = Store::start();
+    let one = node(&store, "one");
+    one.takes("0", v1::Durability::Replicated).await;
+    let two = node(&store, "two");
+    until_named(&store, "two").await;
+    let directory = one.killed_only().await;
+    // The end of the journal cannot be read any more.
+    let segments = std::fs::read_dir(directory.path().join("journal")).unwrap();
+    let segments = segments.map(|entry| entry.unwrap().path());
+    let newest = segments.filter(|path| path.extension().is_some_and(|end| end == "seg"));
+    let newest = newest.max().unwrap();
+    std::fs::remove_file(&newest).unwrap();
+    std::fs::create_dir(&newest).unwrap();
+    // A service manager starts it again at once.
+    let starts = || {
+        wald()
+            .arg("--data-dir")
+            .arg(directory.path())
+            .args(["--listen", ":0", "--http-listen", ":0"])
+            .args(arguments(
+                &store,
+                "one",
+                &["--stand-by", "--lease-ttl", "2s"],
+            ))
+            .envs(CREDENTIALS)
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let (mut old, mut ends, begun) = (starts(), 0, Instant::now());
+    let serves = |line: String| line.contains("wald is serving");
+    while !two.daemon.log.try_iter().any(serves) {
+        if let Some(status) = old.try_wait().unwrap() {
+            assert_eq!(status.code(), Some(74));
+            (old, ends) = (starts(), ends + 1);
+        }
+        assert!(begun.elapsed() < PATIENCE / 2, "{}", owner(&store));
+        tokio::time::sleep(TTL / 100).await;
+    }
+    old.kill().unwrap();
+    old.wait().unwrap();
+    assert_eq!(ends, 3, "the next process left the store alone");
+    two.takes("1", v1::Durability::Replicated).await;
+    assert_eq!(payloads(&mut two.daemon.wal().await).await, numbered(2));
+    assert!(owner(&store)["starts"].is_null());
+}
+
+#[tokio::test]
 async fn fenced_owner_stands_by_although_a_signal_came_meanwhile() {
     let store = Store::start();
     let secrets = private_directory();

@@ -631,6 +631,7 @@ async fn an_owner_that_is_fenced_names_the_next_one() {
         successor: None,
         ends: false,
         keys: 0,
+        starts: 0,
         node: "second".to_owned(),
         incarnation: "x".to_owned(),
         endpoint: "second:7070".to_owned(),
