@@ -137,6 +137,19 @@ pub(crate) struct KeyRing {
     keks_read: Mutex<Option<Instant>>,
 }
 
+/// Wrapping keys that are not in force.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum KeksRefused {
+    /// They are wrong, or the ring cannot be written.
+    #[error("{0}")]
+    Unusable(String),
+    /// The bucket does not have the ring yet that the new key wraps.
+    #[error(
+        "the bucket does not have the key ring yet that the new key wraps; keep the earlier keys in the file until this fault is gone"
+    )]
+    NotStored,
+}
+
 /// The bucket did not take the key ring in time.
 #[derive(Debug, thiserror::Error)]
 #[error("the bucket has not taken the key ring within {} s: {why}", BUCKET_WAIT.as_secs())]
@@ -198,7 +211,7 @@ impl KeyRing {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keks(&self) -> RwLockReadGuard<'_, Keks> {
+    pub(super) fn keks(&self) -> RwLockReadGuard<'_, Keks> {
         self.keks.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,17 +263,20 @@ impl KeyRing {
     /// an error the earlier ones stay, and the copies may be wrapped with either.
     ///
     /// # Errors
-    /// In a sentence, if a data key does not open with one of them, if the ring cannot be written, or if the bucket does
-    /// not have it yet: an earlier key opens the bucket's ring until then.
-    pub(super) fn take(&self, keks: Keks) -> Result<(), String> {
+    /// `Unusable` if a data key does not open with one of them, or if the ring cannot be written; `NotStored` if the bucket
+    /// does not have it yet: an earlier key opens the bucket's ring until then.
+    pub(super) fn take(&self, keks: Keks) -> Result<(), KeksRefused> {
         let has_others = !keks.are_of(&self.keks());
         let mut changes = self.change();
         let state = self.state().clone_of();
         if let Some(ring) = &state.file {
-            let file = keks.wrap_anew(ring, |_, _, _| ())?;
+            let wrapped = keks.wrap_anew(ring, |_, _, _| ());
+            let file = wrapped.map_err(KeksRefused::Unusable)?;
             if file != *ring {
                 let written = self.write(&mut changes, state, file);
-                written.map_err(|error| format!("the key ring cannot be written: {error}"))?;
+                written.map_err(|error| {
+                    KeksRefused::Unusable(format!("the key ring cannot be written: {error}"))
+                })?;
             }
         }
         let is_stored = self
@@ -268,7 +284,7 @@ impl KeyRing {
             .borrow()
             .is_none_or(|stored| stored >= *self.generation.borrow());
         if has_others && !is_stored {
-            return Err("the bucket does not have the key ring yet that the new key wraps; keep the earlier keys in the file until this fault is gone".to_owned());
+            return Err(KeksRefused::NotStored);
         }
         *self.keks.write().unwrap_or_else(PoisonError::into_inner) = keks;
         Ok(())
