@@ -22,6 +22,7 @@ mod standby;
 mod term;
 
 use std::future::pending;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,8 +40,8 @@ use wald_bucket::{
 };
 use wald_proto::v1;
 use wald_storage::{
-    LocalEngine, Operate as _, RealDisk, Replica as _, RestoreError, RestoredAs, block_on,
-    remove_kept_content,
+    KeptTerm, LocalEngine, Operate as _, RealDisk, Replica as _, RestoreError, RestoredAs,
+    block_on, remove_kept_content,
 };
 
 use crate::backups::bucket::Remote;
@@ -269,6 +270,7 @@ impl ReplicaStart {
         let fetch = Fetch::begin_with_kept(&self.remote, config, &self.directory, tail);
         let mut fetch = fetch.map_err(unfetched)?;
         let store_id = fetch.store_id();
+        let kept_term = KeptTerm { store_id, term };
         let mut repeats = |error: &FetchError| {
             tracing::warn!(place, %error, "the replica changed while it was fetched; fetching it again");
         };
@@ -276,10 +278,13 @@ impl ReplicaStart {
             .restore(
                 &self.directory,
                 RestoredAs::Store,
-                // A directory with the store has its keys, whenever the process ends.
-                &mut |disk| match &ring {
-                    Some(ring) => shared::put(disk, ring, true),
-                    None => Ok(()),
+                // A directory with the store has its keys and its term, whenever the process ends.
+                &mut |disk| {
+                    if let Some(ring) = &ring {
+                        shared::put(disk, ring, true)?;
+                    }
+                    let written = kept_term.write(disk);
+                    written.map_err(|error| io::Error::new(error.kind(), format!("TERM: {error}")))
                 },
                 &mut |_| {},
                 &mut repeats,
@@ -299,8 +304,6 @@ impl ReplicaStart {
             None => Ok(()),
         };
         put.map_err(|error| Exit::new(Exit::IO, format!("writing the key ring: {error}")))?;
-        term::keep(&self.directory, store_id, term)
-            .map_err(|error| exit(&OwnerError::Kept(error)))?;
         let kept = RealDisk::open(&self.directory).map_err(|error| unfetched(error.into()))?;
         remove_kept_content(&*kept).map_err(|error| unfetched(error.into()))?;
         self.fenced = Some(fenced);
