@@ -97,6 +97,8 @@ struct StandBy<'a> {
     has_warned: bool,
     /// The last error of a look, which is reported once.
     error: String,
+    /// The last record of a node that could not be read, which is reported once.
+    unread: String,
     copy: Copying,
     /// Whether the copy has everything that the bucket showed lately.
     is_caught_up: bool,
@@ -142,6 +144,7 @@ impl ReplicaStart {
             seen: None,
             has_warned: false,
             error: String::new(),
+            unread: String::new(),
             copy: Copying::new(reader),
             is_caught_up: false,
             owner_ends: None,
@@ -228,6 +231,7 @@ impl StandBy<'_> {
         let since = self.owner_ends.unwrap_or_else(Instant::now);
         self.owner_ends = owner.ends.then_some(since);
         self.start.cluster.note(&owner, Some(self.watch.nodes()));
+        self.report_unread();
         if owner.keys > 0 && self.start.keys.is_none() {
             // Encryption was switched on meanwhile. A node without keys must not follow.
             return Err(super::keys::refused(&remote).into());
@@ -283,6 +287,19 @@ impl StandBy<'_> {
                 Ok(StandByStep::Wait)
             }
         }
+    }
+
+    /// Reports the record of a node that this version cannot read.
+    fn report_unread(&mut self) {
+        let unread = self.watch.unread().map(ToString::to_string);
+        let unread = unread.unwrap_or_default();
+        if !unread.is_empty() && unread != self.unread {
+            tracing::warn!(
+                error = unread,
+                "this node does not see one of the other nodes; if that one is the owner, nobody follows it automatically"
+            );
+        }
+        self.unread = unread;
     }
 
     /// Leaves the nodes, because the process must end.
