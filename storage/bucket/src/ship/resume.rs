@@ -199,8 +199,7 @@ impl Shipper {
     /// The first owner of a store that has sorted a part of its journal: files come first. Nothing counts as replicated
     /// before they have their manifest.
     async fn first_files(&mut self) -> Result<(), ShipError> {
-        let backup = self.ship.source.backup(self.files.known()).await?;
-        let (manifest, sent_bytes) = self.files.send(&self.ship, backup).await?;
+        let (manifest, sent_bytes) = self.files.send(&self.ship).await?;
         let position = manifest.position;
         self.ship
             .shipped
@@ -208,7 +207,7 @@ impl Shipper {
         let durable = self.ship.source.progress().durable;
         self.store_to(durable).await?;
         self.files
-            .name(&self.ship, &self.tail, &manifest, sent_bytes)
+            .name(&self.ship, &self.tail, manifest, sent_bytes)
             .await?;
         self.store_rest(durable).await
     }
