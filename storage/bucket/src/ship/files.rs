@@ -372,7 +372,7 @@ impl ReplicaFiles {
         }
     }
 
-    fn malformed(&self, what: &str) -> ShipError {
+    pub(super) fn malformed(&self, what: &str) -> ShipError {
         let what = format!("the manifest of the store's files {what}");
         BucketError::new(BucketErrorKind::Damaged, self.bucket.place(), what).into()
     }

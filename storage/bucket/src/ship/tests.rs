@@ -14,7 +14,7 @@ use wald_storage::{
     Append as _, AppendError, BackupDamage, BackupFile, BackupView, Batch, ContentDigest,
     Durability, Guard, LocalEngine, LogName, LogRecords, LogTarget, Lsn, NoObserver, ReadLogs as _,
     ReadRequest, ReadStart, RealDisk, Record, RecoveryEpoch, ReplicaBounds, ReplicaContent,
-    RestoredAs, StorageConfig, SystemClock, Timestamp, block_on, content_path,
+    RestoredAs, SimDisk, StorageConfig, SystemClock, Timestamp, block_on, content_path,
 };
 
 mod ends;
@@ -630,6 +630,20 @@ async fn a_store_that_was_sorted_sends_its_files_first() {
     let machine = tempfile::tempdir().unwrap();
     let count = sorted_store(machine.path()).await;
     let node = remote.start(open(machine.path(), config(true))).await;
+    node.replicate(count, 20 << 10).await;
+    node.kill().await;
+    assert_eq!(remote.restored().await, numbered(count + 1, 20 << 10));
+}
+
+/// A disk that is full for new segments, until there is space again.
+#[tokio::test(start_paused = true)]
+async fn files_come_first_whole_although_the_disk_is_full() {
+    let (remote, disk) = (remote(), SimDisk::new());
+    let count = sort(&open_on(Arc::new(disk.clone()), config(false))).await;
+    disk.set_full(true);
+    let engine = open_on(Arc::new(disk.clone()), config(true));
+    let node = remote.start(engine).await;
+    disk.set_full(false);
     node.replicate(count, 20 << 10).await;
     node.kill().await;
     assert_eq!(remote.restored().await, numbered(count + 1, 20 << 10));
