@@ -285,6 +285,35 @@ fn scans_by_time_find_later_records_of_a_log_that_was_ahead() {
 }
 
 #[test]
+fn scan_passes_a_run_with_many_logs_that_keep_nothing() {
+    let f = Fixture::with(SimDisk::new(), config());
+    let logs: Vec<String> = (0..20_000).map(|number| format!("l{number}")).collect();
+    let data: &[&[u8]] = &[b"x"];
+    for logs in logs.chunks(80) {
+        let records = logs.iter().map(|log| (log.as_str(), data));
+        let records: Vec<_> = records.collect();
+        f.append_batch(batch(&records)).unwrap();
+    }
+    for log in &logs {
+        f.trim_to(log, 1);
+    }
+    f.fill_logs(1, 3);
+    f.sort();
+    assert!(f.runs() > 0);
+    for (selector, dropped) in [("none/", 0), ("l", logs.len())] {
+        let selector = Selector::Prefix(selector.to_owned());
+        let mut scan = f.scan(selector, ScanStart::First, false);
+        let (mut chunks, mut gaps) = (0, 0);
+        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+            chunks += 1;
+            assert!(chunks < 50_000, "the scan comes to its end");
+            gaps += chunk.gaps.len();
+        }
+        assert_eq!(gaps, dropped);
+    }
+}
+
+#[test]
 fn gaps_of_records_left_out_of_runs_come_once_in_chunks_of_any_size() {
     let fixture = Fixture::with(SimDisk::new(), config());
     fixture.fill_logs(1, 9);
