@@ -99,6 +99,8 @@ pub(super) struct RingChanges {
     is_rotating: bool,
     /// Deleted logs whose keys could not be destroyed yet.
     undestroyed: BTreeSet<LogId>,
+    /// Whether the log of the server has an error about a full ring.
+    is_full: bool,
 }
 
 /// A log whose keys are destroyed once it is deleted.
@@ -311,11 +313,17 @@ impl KeyRing {
         owners: &[(KeyOwner, bool)],
         renewed: Option<Position>,
     ) -> io::Result<()> {
+        if let Err(error) = file::has_room(&*self.disk) {
+            if !std::mem::replace(&mut changes.is_full, true) {
+                tracing::error!(%error, "new logs get no keys, so they are refused");
+            }
+            return Err(error);
+        }
         let mut file = state.file.take().unwrap_or_else(|| new_file(self.scope));
         let first = file.highest + 1;
         if file.keys_left() < owners.len() as u64 {
-            return Err(io::Error::other(
-                "the key ring has given all of its numbers of keys; copy the records into a new store",
+            return Err(file::full(
+                "the key ring has given all of its numbers of keys; copy the records into a new store".to_owned(),
             ));
         }
         for (owner, covers_all) in owners {

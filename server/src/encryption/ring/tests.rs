@@ -536,12 +536,22 @@ fn ring_that_no_start_would_read_is_refused_when_it_is_written() {
         last = id;
         prepared.err()
     });
-    let refused = refused.unwrap().to_string();
+    let refused = refused.unwrap();
+    // The engine answers the request as on a full disk, and goes on.
+    assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
+    let refused = refused.to_string();
     assert!(refused.contains("new store"), "{refused}");
     assert!(before.len() > 1 << 19);
     // The ring before stays in force, here and on the disk.
     assert!(ring.newest(LogId::new(last)).is_none());
     assert!(ring.newest(LogId::new(KEYS_AHEAD)).is_some());
     assert!(disk.contents("keys/ring").unwrap() == before);
-    opened(&disk, EncryptionScope::Log, KEY);
+    let ring = opened(&disk, EncryptionScope::Log, KEY);
+    // Erasures note the names of their logs, and have room for some.
+    assert!(before.len() < (1 << 20) - (10 << 10));
+    let log = ring
+        .shred(LogId::new(KEYS_AHEAD), &"n".repeat(200))
+        .unwrap();
+    ring.destroy(&log).unwrap();
+    assert!(ring.newest(LogId::new(KEYS_AHEAD)).is_none());
 }
