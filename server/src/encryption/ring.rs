@@ -88,6 +88,9 @@ pub(super) struct KeysInForce {
     tenants: HashMap<LogId, KeyOwner>,
     /// Whether a copy must be written again, or keys be wrapped again: why.
     pub(super) mend: Option<String>,
+    /// Number of walks over all keys in search of the keys of one owner.
+    #[cfg(test)]
+    walks: usize,
 }
 
 /// Facts about changes, the failed ones included.
@@ -681,9 +684,15 @@ impl KeysInForce {
 
     /// Removes the keys of an owner, here and from the ring.
     fn forget(&mut self, owner: &KeyOwner) {
-        let Some(file) = &mut self.file else {
+        // Most owners have none, and the ring may be large.
+        let has_keys = self.newest.contains_key(owner);
+        let Some(file) = self.file.as_mut().filter(|_| has_keys) else {
             return;
         };
+        #[cfg(test)]
+        {
+            self.walks += 1;
+        }
         let keys = &mut self.keys;
         file.keys.retain(|number, key| {
             if key.owner == *owner {
@@ -702,6 +711,8 @@ impl KeysInForce {
             newest: self.newest.clone(),
             tenants: self.tenants.clone(),
             mend: self.mend.clone(),
+            #[cfg(test)]
+            walks: self.walks,
         }
     }
 }

@@ -555,3 +555,14 @@ fn ring_that_no_start_would_read_is_refused_when_it_is_written() {
     ring.destroy(&log).unwrap();
     assert!(ring.newest(LogId::new(KEYS_AHEAD)).is_none());
 }
+
+#[test]
+fn new_keys_walk_over_no_key_of_other_owners() {
+    let disk = SimDisk::new();
+    let ring = opened(&disk, EncryptionScope::Log, KEY);
+    for id in (1..20).map(|group| group * KEYS_AHEAD) {
+        ring.prepare(&[(LogId::new(id), "a")], LogsExist::Next)
+            .unwrap();
+    }
+    assert_eq!(ring.state().walks, 0);
+}
