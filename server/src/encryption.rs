@@ -40,6 +40,7 @@ use crate::metrics::ReloadMetrics;
 use crate::reload::{Fault, FileKind, Reload, ReloadedFiles, Reloader, digest};
 use crate::serve::Exit;
 pub(crate) use file::RingFile;
+use ring::KeksRefused;
 pub(crate) use ring::{KeyRing, Shredding, TenantOf};
 
 /// The key ring for a command that opens the store of a directory offline. It keeps the scope of the ring. `None`: records are
@@ -251,30 +252,41 @@ pub(crate) struct KekFile {
 }
 
 impl KekFile {
-    fn take(&self, text: &[u8]) -> Result<(), Fault> {
-        let fault = |why: String| Fault::new(kek::FILE, &self.path, why);
+    /// Takes the keys in this text, which is the content of the file.
+    fn take(&self, text: &[u8]) -> Result<(), KeksRefused> {
         let source = format!("{}: {}", kek::FILE, self.path.display());
         // The fault names the file.
         let keks = kek::Keks::parse(source.clone(), text);
         let keks = keks.map_err(|why| why.replacen(&format!("{source}: "), "", 1));
-        keks.and_then(|keks| self.keys.take(keks)).map_err(fault)
+        self.keys.take(keks.map_err(KeksRefused::Unusable)?)
+    }
+
+    fn fault(&self, refused: &KeksRefused) -> Fault {
+        Fault::new(kek::FILE, &self.path, refused)
     }
 }
 
 impl ReloadedFiles for KekFile {
     const KIND: FileKind = FileKind::EncryptionKey;
+    /// Empty: the keys of the start are in force, and the file has changed since.
     type Contents = Zeroizing<Vec<u8>>;
+
+    fn has_files(text: &Self::Contents) -> bool {
+        !text.is_empty()
+    }
 
     fn read(&self) -> Result<Self::Contents, Fault> {
         kek::read_text(&self.path)
     }
 
     fn digests(&self, contents: &Self::Contents) -> Vec<(Cow<'static, str>, String)> {
-        vec![(kek::FILE.into(), digest(contents))]
+        let in_force = Some(contents).filter(|text| Self::has_files(text));
+        let digests = in_force.map(|text| (kek::FILE.into(), digest(text)));
+        digests.into_iter().collect()
     }
 
     fn put_in_force(&mut self, text: &Self::Contents, _: &Self::Contents) -> Result<(), Fault> {
-        self.take(text)
+        self.take(text).map_err(|refused| self.fault(&refused))
     }
 }
 
@@ -298,8 +310,13 @@ pub(crate) fn key_file(
         };
         let text = file.read()?;
         // It may have changed while the store was opened.
-        file.take(&text)?;
-        Ok((file, text))
+        match file.take(&text) {
+            Ok(()) => Ok((file, text)),
+            // The keys of the start stay in force, which have opened the ring. The next read finds the text changed, and tries
+            // it again.
+            Err(KeksRefused::NotStored) => Ok((file, Zeroizing::default())),
+            Err(refused) => Err(file.fault(&refused)),
+        }
     };
     let mut reloader = Reloader::start(metrics, begin)
         .map_err(|fault| Exit::new(Exit::CONFIG, fault.to_string()))?;
@@ -330,11 +347,52 @@ pub(crate) fn cipher(ring: &Arc<KeyRing>) -> Cipher {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use wald_storage::{BodyCipher as _, LogsExist, Position, SimDisk};
 
     use super::*;
     use crate::config::{EncryptionScope, Layers};
     use crate::metrics::Metrics;
+
+    #[test]
+    fn key_file_that_changed_waits_for_the_bucket_and_ends_no_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys");
+        let [old, new] = ["7", "8"].map(|digit| digit.repeat(64));
+        let parse = |text: &str| kek::Keks::parse("keys".to_owned(), text.as_bytes()).unwrap();
+        let disk = Arc::new(SimDisk::new());
+        let keys = KeyRing::new(disk, EncryptionScope::Log, parse(&old), Box::new(|_| None));
+        keys.begin(Position::ZERO).unwrap();
+        let stores = |keys: &KeyRing| {
+            let generation = *keys.generation.borrow();
+            keys.stored.send_replace(Some(generation));
+        };
+        stores(&keys);
+        let keys = Arc::new(keys);
+        let mut config = Layers::default().resolve().unwrap().config;
+        config.encryption_key_file = path.display().to_string();
+        let metrics = Metrics::new().unwrap();
+        let write = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        };
+        let starts = || key_file(&config, &keys, &metrics.reloads, None);
+        // A key that opens nothing ends the start.
+        write(&new);
+        assert!(starts().is_err_and(|exit| exit.message.contains("does not have")));
+        write(&format!("{old}\n{new}\n"));
+        let mut file = starts().unwrap().unwrap();
+        let newest = || parse(&new).are_of(&keys.keks());
+        // The bucket takes its time, and a read meanwhile changes nothing.
+        write(&new);
+        file.reload();
+        assert!(!newest());
+        stores(&keys);
+        file.reload();
+        assert!(newest());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn erasure_is_recorded_once_the_bucket_has_lost_the_keys() {

@@ -22,6 +22,7 @@ mod standby;
 mod term;
 
 use std::future::pending;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,8 +30,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::{Instant, timeout, timeout_at};
 use wald_bucket::{
     Bucket, BucketUrl, FencedStore, Membership, NEW_ENDPOINT_ROUNDS, OwnerClaim, OwnerError,
     OwnerRecord, OwnerState, ProbeError, ROUNDS, ReplicaCopy, ReplicaOwner, ReplicaParts, ShipEnd,
@@ -39,8 +40,8 @@ use wald_bucket::{
 };
 use wald_proto::v1;
 use wald_storage::{
-    LocalEngine, Operate as _, RealDisk, Replica as _, RestoreError, RestoredAs, block_on,
-    remove_kept_content,
+    KeptTerm, LocalEngine, Operate as _, RealDisk, Replica as _, RestoreError, RestoredAs,
+    block_on, remove_kept_content,
 };
 
 use crate::backups::bucket::Remote;
@@ -91,7 +92,8 @@ pub(crate) struct RunningReplica {
     ends: watch::Sender<bool>,
     cluster: Arc<Cluster>,
     runs: JoinHandle<ShipEnd>,
-    has_ended: bool,
+    /// The end of the shipper, once it has come.
+    end: Option<Result<ShipEnd, JoinError>>,
     membership: Option<Arc<Membership>>,
     metrics: Arc<ReplicaMetrics>,
     /// Its thread ends with it.
@@ -268,6 +270,7 @@ impl ReplicaStart {
         let fetch = Fetch::begin_with_kept(&self.remote, config, &self.directory, tail);
         let mut fetch = fetch.map_err(unfetched)?;
         let store_id = fetch.store_id();
+        let kept_term = KeptTerm { store_id, term };
         let mut repeats = |error: &FetchError| {
             tracing::warn!(place, %error, "the replica changed while it was fetched; fetching it again");
         };
@@ -275,10 +278,13 @@ impl ReplicaStart {
             .restore(
                 &self.directory,
                 RestoredAs::Store,
-                // A directory with the store has its keys, whenever the process ends.
-                &mut |disk| match &ring {
-                    Some(ring) => shared::put(disk, ring, true),
-                    None => Ok(()),
+                // A directory with the store has its keys and its term, whenever the process ends.
+                &mut |disk| {
+                    if let Some(ring) = &ring {
+                        shared::put(disk, ring, true)?;
+                    }
+                    let written = kept_term.write(disk);
+                    written.map_err(|error| io::Error::new(error.kind(), format!("TERM: {error}")))
                 },
                 &mut |_| {},
                 &mut repeats,
@@ -298,8 +304,6 @@ impl ReplicaStart {
             None => Ok(()),
         };
         put.map_err(|error| Exit::new(Exit::IO, format!("writing the key ring: {error}")))?;
-        term::keep(&self.directory, store_id, term)
-            .map_err(|error| exit(&OwnerError::Kept(error)))?;
         let kept = RealDisk::open(&self.directory).map_err(|error| unfetched(error.into()))?;
         remove_kept_content(&*kept).map_err(|error| unfetched(error.into()))?;
         self.fenced = Some(fenced);
@@ -398,7 +402,7 @@ impl ReplicaStart {
             ends,
             cluster: self.cluster,
             runs: runtime.spawn(owner.run(stopped, announced)),
-            has_ended: false,
+            end: None,
             membership: self.membership,
             metrics: self.metrics,
             remote: self.remote,
@@ -408,6 +412,8 @@ impl ReplicaStart {
 
 /// Time for the announcement of an end to reach the stand-bys: through the bucket, and at their next look.
 const NOTICE: Duration = standby::LOOK_PAUSE.saturating_add(Duration::from_millis(250));
+/// Maximum time of the question whether another process has the name of this one.
+const DOUBLED_TIME: Duration = Duration::from_secs(5);
 /// Pause between two samples of the lag.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -426,28 +432,30 @@ impl RunningReplica {
     }
 
     /// Resolves with the end of this daemon when another node owns the store. A failure of the journal is not reported
-    /// here.
+    /// here. A call that is dropped loses nothing: the next one goes on.
     pub(crate) async fn moved(&mut self) -> Exit {
-        if !self.has_ended {
-            let end = (&mut self.runs).await;
-            self.has_ended = true;
-            match end {
-                Ok(ShipEnd::Fenced { owner }) => {
+        let end = match self.end.take() {
+            Some(end) => end,
+            None => {
+                let end = (&mut self.runs).await;
+                if let Ok(ShipEnd::Fenced { .. }) = end {
                     self.metrics.fenced();
-                    if let Some(exit) = self.doubled().await {
-                        return exit;
-                    }
-                    let is_one_of_several = self.membership.is_some();
-                    return fenced(&self.place, owner.as_ref()).or_again(is_one_of_several);
                 }
-                Ok(_) => {}
-                Err(error) => {
-                    let text = format!("the shipper of the replica failed: {error}");
-                    return Exit::new(Exit::SYSTEM, text);
-                }
+                end
+            }
+        };
+        match self.end.insert(end) {
+            Ok(ShipEnd::Fenced { owner }) => {
+                let is_one_of_several = self.membership.is_some();
+                let exit = fenced(&self.place, owner.as_ref()).or_again(is_one_of_several);
+                self.doubled().await.unwrap_or(exit)
+            }
+            Ok(_) => pending().await,
+            Err(error) => {
+                let text = format!("the shipper of the replica failed: {error}");
+                Exit::new(Exit::SYSTEM, text)
             }
         }
-        pending().await
     }
 
     /// The end, if another process has the name of this one among the nodes.
@@ -455,7 +463,9 @@ impl RunningReplica {
         let membership = Arc::clone(self.membership.as_ref()?);
         let (node, place) = (self.node.clone(), self.place.clone());
         let asks = async move { doubled::doubled(&membership, &node, &place).await };
-        self.remote.runtime.spawn(asks).await.ok().flatten()
+        // A bucket that gives no answer must not keep this node from standing by.
+        let answer = timeout(DOUBLED_TIME, self.remote.runtime.spawn(asks)).await;
+        answer.ok()?.ok()?
     }
 
     /// Announces the end to the stand-bys, which look often from then on, so that calls find an owner again soon. Waits for `delay`, and
@@ -490,10 +500,13 @@ impl RunningReplica {
     /// If another node owns the store.
     pub(crate) async fn finish(mut self, until: Instant) -> Result<(), Exit> {
         let _ = self.stop.send(true);
-        if self.has_ended {
-            return Ok(());
-        }
-        match timeout_at(until, &mut self.runs).await {
+        let end = match self.end.take() {
+            None => timeout_at(until, &mut self.runs).await,
+            Some(end @ Ok(ShipEnd::Fenced { .. })) => Ok(end),
+            // The journal had failed, which the engine reports.
+            Some(_) => return Ok(()),
+        };
+        match end {
             Ok(Ok(ShipEnd::Shipped)) => {
                 tracing::info!(place = self.place, "the bucket has everything");
                 if let Some(membership) = self.membership.take().and_then(Arc::into_inner) {

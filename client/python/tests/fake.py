@@ -124,7 +124,7 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         self.scans = []
         # Scans and appends that the client has not ended.
         self.underway = 0
-        # Appends wait for it.
+        # Appends and reads wait for it, and scans before they begin.
         self.answers = asyncio.Event()
         self.answers.set()
         # The names of logs, one on each page.
@@ -178,6 +178,11 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
 
     async def Read(self, request, context):
         await self._follow_script(request, context)
+        self.underway += 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.underway -= 1
         return wal_pb2.ReadResponse()
 
     async def CreateLog(self, request, context):
@@ -304,9 +309,10 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
     async def Scan(self, request, context):
         self.scans.append(request)
         await self._refuse(context)
-        await context.send_initial_metadata(self._metadata())
         self.underway += 1
         try:
+            await self.answers.wait()
+            await context.send_initial_metadata(self._metadata())
             while True:
                 message = await self.messages.get()
                 if isinstance(message, tuple):

@@ -1,7 +1,9 @@
 """Calls are repeated when that is safe, and never otherwise."""
 
+import asyncio
+
 import pytest
-from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, UNKNOWN, no_server, refusal, serving
+from fake import DRAINING, LOST, NOT_APPLIED, REFUSED, UNKNOWN, no_server, refusal, serving, until
 from grpc import StatusCode
 
 import wald
@@ -106,6 +108,34 @@ async def test_batch_without_a_condition_is_plain():
             await session.send([wald.LogBatch("log", ["x"], None)])
         assert not fake.attempts[0].batch.batches[0].HasField("condition")
     assert not wald.LogBatch("log", ["x"], None).guards
+
+
+async def test_call_on_a_channel_that_was_given_up_is_repeated(monkeypatch):
+    monkeypatch.setattr("wald.nodes._OLD_CHANNEL_SECONDS", 0.05)
+    async with serving() as (fake, client):
+        fake.answers.clear()
+        reading = asyncio.create_task(client.read("log", lsn=0))
+        await until(lambda: fake.underway == 1)
+        client._nodes.give_up(client.endpoint)
+        await until(lambda: reading.done() or len(fake.attempts) == 2)
+        fake.answers.set()
+        assert (await reading).records == ()
+
+
+@pytest.mark.parametrize("name", ["append", "read"])
+async def test_cancelled_caller_of_a_client_that_closes_is_cancelled(name):
+    async with serving() as (fake, client):
+        fake.answers.clear()
+        call = client.append("log", "x") if name == "append" else client.read("log", lsn=0)
+        calling = asyncio.create_task(call)
+        await until(lambda: fake.underway == 1)
+        closing = asyncio.create_task(client.close(grace=20))
+        await until(lambda: client.closed)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        fake.answers.set()
+        await closing
 
 
 async def test_closed_client_says_so():

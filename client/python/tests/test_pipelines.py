@@ -6,7 +6,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from fake import DRAINING, LOST, REFUSED, endlessly, refusal, serving
+from fake import DRAINING, LOST, REFUSED, endlessly, refusal, serving, turns
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
@@ -221,6 +221,23 @@ async def test_producer_gives_up_when_its_patience_is_over():
         assert failed.value.outcome is Outcome.UNKNOWN
         producer.abort()
         fake.open.set()
+
+
+async def test_producer_takes_nothing_more_once_it_is_closed():
+    async with serving() as (fake, client):
+        fake.open.clear()
+        producer = client.producer("log", linger=30.0)
+        await producer.open()
+        acks = [await producer.send(["r0"]), await producer.append("r1")]
+        closing = asyncio.create_task(producer.close())
+        await turns()
+        for hand_over in (producer.append, lambda record: producer.send([record])):
+            with pytest.raises(RuntimeError, match="closed"):
+                await hand_over("late")
+        fake.open.set()
+        await closing
+        assert all(ack.exception() is None for ack in acks)
+        assert fake.data() == ["r0", "r1"]
 
 
 async def test_producer_gathers_what_comes_in_one_turn():

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from fake import DRAINING, LOST, REFUSED, message, refusal, serving, until
+from fake import DRAINING, LOST, REFUSED, message, refusal, serving, turns, until
 from grpc import StatusCode
 
 import wald
@@ -22,6 +22,47 @@ async def test_impatient_caller_loses_nothing():
         fake.messages.put_nowait(message(b"1", (0, ["a", "b"])))
         assert await lines(follower, 1) == [["a", "b"]]
         assert len(fake.scans) == 1
+
+
+async def polled(follower, patience):
+    """The next event, for a caller who never waits long."""
+    deadline = asyncio.get_running_loop().time() + 20
+    while asyncio.get_running_loop().time() < deadline:
+        try:
+            return await asyncio.wait_for(anext(follower), patience)
+        except asyncio.TimeoutError:
+            continue
+    raise AssertionError("no event came")
+
+
+async def test_impatient_caller_does_not_hold_up_a_new_connection():
+    retry = wald.RetryPolicy(first_pause=0.2, max_pause=0.2)
+    async with serving(retry=retry) as (fake, client), client.follow("log") as follower:
+        for item in (LOST, LOST, message(b"1", (0, ["a"]))):
+            fake.messages.put_nowait(item)
+        event = await polled(follower, 0.02)
+        assert [record.text for _, record in event.records()] == ["a"]
+        assert len(fake.scans) == 3
+
+
+async def test_impatient_caller_notices_a_silent_stream():
+    async with serving(silence_timeout=0.3) as (fake, client), client.follow("log") as follower:
+        polling = asyncio.create_task(polled(follower, 0.05))
+        await until(lambda: len(fake.scans) >= 2)
+        fake.messages.put_nowait(message(b"1", (0, ["a"])))
+        assert (await polling).cursor == b"1"
+
+
+async def test_failure_that_comes_between_two_calls_is_raised():
+    async with serving() as (fake, client), client.follow("log") as follower:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(follower), 0.02)
+        fake.messages.put_nowait(refusal(StatusCode.INVALID_ARGUMENT, "INVALID_SCAN", REFUSED))
+        await until(lambda: follower._ended)
+        with pytest.raises(wald.InvalidRequest):
+            await anext(follower)
+        with pytest.raises(StopAsyncIteration):
+            await anext(follower)
 
 
 async def test_cursor_of_an_event_covers_it_and_nothing_after_it():
@@ -73,6 +114,27 @@ async def test_silent_stream_counts_as_lost():
         waiting.cancel()
 
 
+async def test_scan_that_does_not_begin_leaves_no_stream():
+    async with serving(silence_timeout=0.05) as (fake, client):
+        fake.answers.clear()
+        follower = client.follow("log")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(follower.open(), 0.2)
+        await until(lambda: follower.interruption is not None)
+        follower.close()
+        await until(lambda: fake.underway == 0)
+
+
+async def test_scan_that_was_not_entered_leaves_no_stream():
+    async with serving() as (fake, client):
+        fake.answers.clear()
+        follower = client.follow("log")
+        entering = asyncio.create_task(follower.__aenter__())
+        await until(lambda: fake.underway == 1)
+        entering.cancel()
+        await until(lambda: fake.underway == 0)
+
+
 async def test_now_in_many_logs_is_not_moved_by_a_lost_connection():
     # Nothing records where "now" was, and continuing would skip the records since then.
     async with serving() as (fake, client), client.follow(prefix="l", tail_offset=0) as follower:
@@ -88,6 +150,21 @@ async def test_now_in_one_log_becomes_an_lsn():
         fake.messages.put_nowait(message(b"1", (5, ["a"])))
         assert await lines(follower, 1) == [["a"]]
         assert [request.lsn for request in fake.scans] == [5, 5]
+
+
+async def test_another_task_closes_a_follower():
+    async with serving() as (fake, client):
+        follower = client.follow("log")
+
+        async def all_events():
+            return [event async for event in follower]
+
+        await follower.open()
+        waiting = asyncio.create_task(all_events())
+        await turns()
+        follower.close()
+        assert await waiting == []
+        await until(lambda: fake.underway == 0)
 
 
 async def test_scan_that_is_closed_while_it_connects_leaves_no_stream():

@@ -328,6 +328,43 @@ def test_item_that_comes_when_the_caller_gives_up_is_handed_out_again(server, cl
         assert follower.cursor == b"1"
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_error_that_comes_when_the_caller_gives_up_is_raised_later(server, client, tmp_path, monkeypatch, durable):
+    monkeypatch.setattr(blocking, "_CANCEL_SECONDS", 0)
+    taken, given_up = threading.Event(), threading.Event()
+
+    def hold(step):
+        async def held():
+            try:
+                return await step()
+            except wald.WaldError:
+                # The event loop has the error, and is too busy to pass it on in time.
+                taken.set()
+                assert given_up.wait(20)
+                raise
+
+        return held
+
+    behind_a_gap = message(b"1", (5, ["a"]))
+    behind_a_gap.gaps.add(log="log", from_lsn=0, to_lsn=5)
+    refused = refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_SCAN", REFUSED)
+    with client.durable_follower("log", state=tmp_path / "state") if durable else client.follow("log") as follower:
+        server.soon(server.fake.messages.put_nowait, behind_a_gap if durable else refused)
+        monkeypatch.setattr(follower, "_step", hold(follower._step))
+        while not taken.is_set():
+            with pytest.raises(TimeoutError):
+                follower.next(timeout=0.02)
+        given_up.set()
+        with pytest.raises(wald.RecordsMissing if durable else wald.InvalidRequest):
+            follower.next(timeout=20)
+        if durable:
+            [batch] = follower.next(timeout=20)
+            assert batch.records[0].text == "a"
+        else:
+            with pytest.raises(StopIteration):
+                follower.next(timeout=20)
+
+
 def test_another_thread_closes_a_follower(server, client):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         follower = client.follow("log")

@@ -30,6 +30,8 @@ export class AppendStream {
   readonly #abort = new AbortController();
   #pushed = 0;
   #acked = 0;
+  /** This side has ended the requests. The transport ends them, too, when the server ends the call first. */
+  #isEndedHere = false;
   /** Undefined: in good order, with every request acked. Otherwise why it ended. */
   readonly ended: Promise<WaldError | undefined>;
 
@@ -44,6 +46,7 @@ export class AppendStream {
 
   /** No more requests. */
   end(): void {
+    this.#isEndedHere = true;
     this.#requests.end();
   }
 
@@ -76,7 +79,7 @@ export class AppendStream {
         this.#acked++;
         onAck(ack);
       }
-      return this.#acked === this.#pushed && this.#requests.ended
+      return this.#acked === this.#pushed && this.#isEndedHere
         ? undefined
         : lostError("WRITE", "the server ended the session");
     } catch (thrown) {
@@ -101,7 +104,7 @@ export function failedRequest(error: WaldError): number | undefined {
 class Requests implements AsyncIterableIterator<AppendSessionRequest> {
   readonly #queue: AppendSessionRequest[] = [];
   #wake: (() => void) | undefined;
-  ended = false;
+  #ended = false;
   taken = 0;
 
   push(request: AppendSessionRequest): void {
@@ -110,7 +113,7 @@ class Requests implements AsyncIterableIterator<AppendSessionRequest> {
   }
 
   end(): void {
-    this.ended = true;
+    this.#ended = true;
     this.#wake?.();
   }
 
@@ -121,7 +124,7 @@ class Requests implements AsyncIterableIterator<AppendSessionRequest> {
         this.taken++;
         return { done: false, value: request };
       }
-      if (this.ended) {
+      if (this.#ended) {
         return { done: true, value: undefined };
       }
       await new Promise<void>((resolve) => (this.#wake = resolve));

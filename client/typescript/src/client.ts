@@ -149,6 +149,8 @@ export class Client {
   readonly #policy: RetryPolicy;
   /** Followers, sessions and producers that are open. */
   readonly #open = new Set<{ close(): Promise<void> }>();
+  /** Calls underway, also those that pause before their next attempt. */
+  readonly #calls = new Set<Promise<unknown>>();
 
   private constructor(endpoint: string, options: ClientOptions) {
     const authorities = authoritiesOf(endpoint);
@@ -229,6 +231,8 @@ export class Client {
    */
   async close(): Promise<void> {
     await Promise.allSettled([...this.#open].map((each) => each.close()));
+    // A call between two attempts has no stream that the connections would wait for.
+    await Promise.allSettled(this.#calls);
     this.#shared?.close();
     await this.#nodes?.close();
   }
@@ -637,7 +641,11 @@ export class Client {
     send: (attempt: Attempt) => Promise<A>,
   ): Promise<A> {
     const token = new TokenUse(this.#token);
-    return call({ policy: this.#policy, repeat, access, timeoutMs, signal, token }, send);
+    const answer = call({ policy: this.#policy, repeat, access, timeoutMs, signal, token }, send);
+    const forget = (): void => void this.#calls.delete(answer);
+    this.#calls.add(answer);
+    answer.then(forget, forget);
+    return answer;
   }
 }
 

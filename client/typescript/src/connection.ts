@@ -12,7 +12,8 @@ import * as tls from "node:tls";
 import { Code, ConnectError } from "@connectrpc/connect";
 import type { GrpcTransportOptions } from "@connectrpc/connect-node";
 
-import { NotSent, TLS_PAUSE_MS } from "./errors.js";
+import { ClosedError, NotSent, TLS_PAUSE_MS } from "./errors.js";
+import { timerMs } from "./retry.js";
 import { alertProblem, handshakeProblem, TlsProblem, wantsTls, withoutHttp2, type TlsFiles } from "./tls.js";
 
 /**
@@ -141,7 +142,7 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
   async #ready(background = false): Promise<http2.ClientHttp2Session> {
     for (;;) {
       if (this.#closed) {
-        throw new Error("the client is closed");
+        throw new ClosedError();
       }
       const last = this.#problem;
       if (this.#session === undefined && last !== undefined && performance.now() - last.at < TLS_PAUSE_MS) {
@@ -228,7 +229,8 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         socket?.destroy();
         ended(error);
       };
-      const timer = setTimeout(() => lost(new Error(`no connection within ${connectTimeoutMs} ms`)), connectTimeoutMs);
+      const late = (): void => lost(new Error(`no connection within ${connectTimeoutMs} ms`));
+      const timer = setTimeout(late, timerMs(connectTimeoutMs));
       if (background) {
         timer.unref();
         session.unref();
@@ -274,12 +276,12 @@ export class Connection implements NonNullable<GrpcTransportOptions["sessionMana
         return;
       }
       const late = (): void => lost(new Error(`no answer to a ping within ${keepaliveTimeoutMs} ms`));
-      pending = setTimeout(late, keepaliveTimeoutMs).unref();
+      pending = setTimeout(late, timerMs(keepaliveTimeoutMs)).unref();
       session.ping(() => {
         clearTimeout(pending);
         pending = undefined;
       });
-    }, keepaliveIntervalMs).unref();
+    }, timerMs(keepaliveIntervalMs)).unref();
     return () => {
       clearInterval(interval);
       clearTimeout(pending);
@@ -322,7 +324,7 @@ function count(session: http2.ClientHttp2Session, change: number): number {
 }
 
 function notSent(error: unknown): ConnectError {
-  if (error instanceof TlsProblem) {
+  if (error instanceof TlsProblem || error instanceof ClosedError) {
     return new ConnectError(error.message, Code.Unavailable, undefined, undefined, error);
   }
   const detail = error instanceof Error ? error.message || String(error) : String(error);

@@ -42,7 +42,7 @@ export type Retry = "SAFE" | "SAFE_WITH_CONDITION" | "NEVER";
  * - `TOKEN`: the token cannot be used, or must not be sent over plaintext.
  * - `STATE`: the state of a durable producer or follower cannot be read, belongs to another log, or cannot be saved.
  * - `MISSING`: a durable follower has reached a gap; `gap` names the missing records.
- * - `USAGE`: the call itself was wrong; nothing was sent.
+ * - `USAGE`: the call itself was wrong, or its client is closed; nothing was sent.
  * - `EARLIER_FAILED`: an earlier batch of the same session or producer failed.
  */
 export type FailureKind =
@@ -202,6 +202,15 @@ export class NotSent extends Error {
   override readonly name = "NotSent";
 }
 
+/** The client is closed, so no connection will be there. */
+export class ClosedError extends Error {
+  override readonly name = "ClosedError";
+
+  constructor() {
+    super("the client is closed");
+  }
+}
+
 /** The error of an encoded google.rpc.Status, as connect reads it from the trailers of a call. */
 export function statusError(encoded: Uint8Array, metadata = new Headers({ "grpc-status-details-bin": "" })): ConnectError {
   try {
@@ -263,6 +272,9 @@ function readStatus(error: ConnectError, thrown: unknown, access: Access, cancel
   }
   if (error.cause instanceof TlsProblem) {
     return tlsError(error.cause);
+  }
+  if (error.cause instanceof ClosedError) {
+    return usageError(error.cause.message);
   }
   if (error.cause instanceof NotSent || refused(error)) {
     return new WaldError({

@@ -31,7 +31,7 @@ import {
   type RecordInit,
   type RecordInput,
 } from "./messages.js";
-import { Backoff, type RetryPolicy } from "./retry.js";
+import { Backoff, timerMs, type RetryPolicy } from "./retry.js";
 import type { TokenUse } from "./token.js";
 import type { Sent } from "./session.js";
 import { Window } from "./window.js";
@@ -329,7 +329,7 @@ export class Producer {
     if (lingerMs === 0 || conditional) {
       this.#emit(options);
     } else {
-      this.#lingerTimer ??= setTimeout(() => this.#emit(), lingerMs);
+      this.#lingerTimer ??= setTimeout(() => this.#emit(), timerMs(lingerMs));
     }
   }
 
@@ -428,7 +428,7 @@ export class Producer {
     this.#pauseTimer = setTimeout(() => {
       this.#pauseTimer = undefined;
       this.#connect();
-    }, this.#backoff.failed(error));
+    }, timerMs(this.#backoff.failed(error)));
   }
 
   /** Keeps in mind which batches may have been applied without an ack. */
@@ -445,7 +445,7 @@ export class Producer {
     return setTimeout(() => {
       const why = this.#lastFailure === undefined ? "" : `: ${this.#lastFailure.message}`;
       this.#fail(timeoutError("WRITE", `no ack within ${retryTimeoutMs} ms${why}`));
-    }, retryTimeoutMs);
+    }, timerMs(retryTimeoutMs));
   }
 
   /** Fails everything that is not acked: a later batch cannot be applied without the ones before it. */

@@ -75,6 +75,14 @@ export class Backoff {
   }
 }
 
+/** The time for a timer of Node. Node takes less than 2^31 ms, and makes 1 ms of more, also of Infinity. */
+export function timerMs(ms: number): number {
+  return Math.min(ms, 2 ** 31 - 1);
+}
+
+/** Longest deadline of one attempt, 27 hours: the header of gRPC has 8 digits. */
+const MAX_ATTEMPT_MS = 99_999_999;
+
 /** Waits; ends early, and well, when the signal is aborted. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
@@ -87,7 +95,7 @@ export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
       signal?.removeEventListener("abort", done);
       resolve();
     };
-    const timer = setTimeout(done, ms);
+    const timer = setTimeout(done, timerMs(ms));
     signal?.addEventListener("abort", done);
   });
 }
@@ -126,7 +134,8 @@ export async function call<A>(plan: Plan, send: (attempt: Attempt) => Promise<A>
     let error: WaldError;
     try {
       // The server must not write a request that no caller waits for any more.
-      return await send({ timeoutMs: Math.max(1, Math.ceil(left)), ...(signal && { signal }), ...token?.headers() });
+      const timeoutMs = Math.min(Math.max(1, Math.ceil(left)), MAX_ATTEMPT_MS);
+      return await send({ timeoutMs, ...(signal && { signal }), ...token?.headers() });
     } catch (thrown) {
       error = toWaldError(thrown, access, signal);
     }

@@ -29,7 +29,7 @@ import {
   type Tail,
   type Visibility,
 } from "./messages.js";
-import { Backoff, sleep, type RetryPolicy } from "./retry.js";
+import { Backoff, sleep, timerMs, type RetryPolicy } from "./retry.js";
 import type { TokenUse } from "./token.js";
 
 /** The logs to scan: the log with this name, all logs with a prefix, or all. */
@@ -41,7 +41,7 @@ export interface ScanOptions extends Start {
   cursor?: Uint8Array;
   /** Ends before this lsn; one log only. */
   untilLsn?: bigint;
-  /** Ends after this number of records. */
+  /** Ends after this number of records. Default, and 0: no bound. */
   maxRecords?: number | bigint;
   /** Which records to see. Default: those that the log's sync mode acks; of several logs, those that the server's acks. */
   visibility?: Visibility;
@@ -150,7 +150,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
       throw usageError("a cursor says where to begin; no lsn, timestampUs, time or last beside it");
     }
     this.#cursor = options.cursor;
-    this.#remaining = options.maxRecords === undefined ? undefined : BigInt(options.maxRecords);
+    this.#remaining = options.maxRecords ? BigInt(options.maxRecords) : undefined;
     this.#request = create(ScanRequestSchema, {
       selector:
         typeof selector === "string"
@@ -281,7 +281,7 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
     let timer: NodeJS.Timeout | undefined;
     const silence = new Promise<never>((_, reject) => {
       const error = timeoutError("READ", `the scan was silent for ${silenceTimeoutMs} ms`);
-      timer = setTimeout(() => reject(error), silenceTimeoutMs);
+      timer = setTimeout(() => reject(error), timerMs(silenceTimeoutMs));
     });
     const arriving = messages.next();
     let received;

@@ -62,6 +62,8 @@ export class Fake {
   before: (records: string[]) => void | Promise<void> = () => {};
   /** Asked after each batch was applied, before it is acked. */
   after: (records: string[]) => void | Promise<void> = () => {};
+  /** Requests after whose acks a session ends in good order, as one that a proxy ends. */
+  endsAfter = Infinity;
   /** Asked after the last request of a session, before the session ends. */
   last: () => void | Promise<void> = () => {};
   /** The messages of a scan. */
@@ -178,11 +180,15 @@ export class Fake {
           yield* this.#independent(all, requestHeader.get("authorization"));
           return;
         }
+        let acked = 0;
         for await (const { requestId, batch } of all) {
           try {
             yield { requestId, ack: await this.#apply(batch ?? ({ batches: [] } as never)) };
           } catch (error) {
             throw error instanceof Refusal ? error.status({ request_id: String(requestId) }) : error;
+          }
+          if (++acked === this.endsAfter) {
+            return;
           }
         }
         await this.last();

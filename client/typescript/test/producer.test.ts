@@ -309,6 +309,22 @@ test("idle producer whose connection was lost goes on", async () => {
   await producer.close();
 });
 
+test("stream that the other side ends is followed by another one", { timeout: 10_000 }, async () => {
+  fake.endsAfter = 1;
+  const producer = await client.producer("log", { retryTimeoutMs: 5_000 });
+  const acks: Promise<unknown>[] = [];
+  for (const record of numbers(20)) {
+    // Some in the turn of the last ack, some once the end has come.
+    const { ack } = await producer.send(record);
+    acks.push(ack);
+    await ack;
+    await (Number(record) % 2 === 0 ? client.tail("log") : undefined);
+  }
+  await Promise.all(acks);
+  await producer.close();
+  assert.deepEqual(fake.records, numbers(20));
+});
+
 test("signal ends it", async () => {
   const { opened, open } = gate();
   const end = new AbortController();

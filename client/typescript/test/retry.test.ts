@@ -4,6 +4,7 @@ import test from "node:test";
 import { Code, ConnectError } from "@connectrpc/connect";
 
 import { lostError, timeoutError, toWaldError, type WaldError } from "../src/errors.js";
+import { Client } from "../src/index.js";
 import { batchGuards, guards } from "../src/messages.js";
 import { call, DEFAULT_RETRY, DEFAULT_TIMEOUT_MS, mayRepeat, pauseMs, type Plan, type Repeat } from "../src/retry.js";
 import { Fake, gate, refusal, retryAfter } from "./fake.js";
@@ -129,6 +130,63 @@ test("append with expected lsn is sent again after a lost connection", async () 
   });
   assert.deepEqual(fake.records, ["a"]);
   await client.close();
+  await fake.stop();
+});
+
+for (const ms of [Infinity, 2 ** 31]) {
+  test(`limit of ${ms} ms is no short one`, { timeout: 10_000 }, async () => {
+    const fake = await Fake.start();
+    const slowly = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 50));
+    const limits = { timeoutMs: ms, silenceTimeoutMs: ms, connectTimeoutMs: ms, keepaliveIntervalMs: ms, keepaliveTimeoutMs: ms };
+    fake.before = slowly;
+    fake.scan = async function* () {
+      await slowly();
+      yield { cursor: Uint8Array.of(1), caughtUp: true };
+    };
+    for (const shareAppends of [true, false]) {
+      const client = fake.client({ ...limits, shareAppends });
+      await client.append("log", "a");
+      await client.close();
+    }
+    const client = fake.client(limits);
+    const producer = await client.producer("log", { retryTimeoutMs: ms });
+    await producer.append("b");
+    await producer.close();
+    const interruptions: unknown[] = [];
+    const follower = client.follow("log", { onInterrupted: (error) => interruptions.push(error) });
+    assert.equal((await follower.next()).value?.caughtUp, true);
+    assert.deepEqual(interruptions, []);
+    assert.deepEqual(fake.records, ["a", "a", "b"]);
+    await client.close();
+    await fake.stop();
+  });
+}
+
+test("close waits for a call that pauses", { timeout: 10_000 }, async () => {
+  const fake = await Fake.start();
+  const { endpoint } = fake;
+  await fake.stop();
+  const client = Client.lazy(endpoint);
+  let settled = false;
+  const done = assert.rejects(client.append("log", "a", { timeoutMs: 500 }), { kind: "NOT_SENT" }).finally(() => (settled = true));
+  await client.close();
+  assert.ok(settled);
+  await done;
+});
+
+test("call of a closed client fails at once", { timeout: 5_000 }, async () => {
+  const fake = await Fake.start();
+  const client = fake.client({ retry: { firstPauseMs: 60_000, maxPauseMs: 60_000 }, timeoutMs: 120_000 });
+  await client.append("log", "a");
+  await client.close();
+  const closed = { kind: "USAGE", message: "the client is closed", outcome: "NOT_APPLIED", retry: "NEVER" };
+  await assert.rejects(client.append("log", "b"), closed);
+  await assert.rejects(client.tail("log"), closed);
+  await assert.rejects(client.follow("log").next(), closed);
+  await assert.rejects(client.producer("log"), closed);
+  const { ack } = await client.session().send({ batches: [{ log: "log", records: ["c"] }] });
+  await assert.rejects(ack, closed);
+  assert.deepEqual(fake.records, ["a"]);
   await fake.stop();
 });
 

@@ -194,6 +194,20 @@ test("bounded scan that resumes asks for what is left", async () => {
   assert.deepEqual(bounds, [3n, 2n, 1n]);
 });
 
+for (const maxRecords of [0, 0n]) {
+  test(`bound of ${typeof maxRecords} 0 is none`, async () => {
+    fake.scan = async function* () {
+      yield message(0);
+      yield message(1);
+    };
+    const events: ScanEvent[] = [];
+    for await (const event of client.scan("log", { maxRecords })) {
+      events.push(event);
+    }
+    assert.deepEqual(lsns(events), [0n, 1n]);
+  });
+}
+
 test("close and signal end a next underway", async () => {
   fake.scan = async function* (_, signal) {
     await forever(signal);

@@ -118,6 +118,18 @@ test("lost connection leaves unacked batches unknown and repeats nothing", async
   assert.deepEqual(fake.records, ["a", "b"]);
 });
 
+test("end by the other side fails the session, also while it is idle", { timeout: 10_000 }, async () => {
+  fake.endsAfter = 1;
+  const session = client.session();
+  const { ack } = await session.send(one("a"));
+  await ack;
+  // There and back: the end has come, too.
+  await client.tail("log");
+  await assert.rejects(session.send(one("b")).then(({ ack }) => ack), { outcome: "NOT_APPLIED" });
+  await assert.rejects(session.close(), { kind: "CONNECTION_LOST" });
+  assert.deepEqual(fake.records, ["a"]);
+});
+
 test("signal ends it", async () => {
   const { opened, open } = gate();
   const end = new AbortController();

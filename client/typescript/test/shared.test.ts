@@ -368,7 +368,7 @@ test("closing waits for appends underway, and for no others", { timeout: 10_000 
   assert.ok(Number((await underway).lsn) > 0);
   await closed;
   const error = await failure(client.append("log", "late", { timeoutMs: 50 }));
-  assert.deepEqual([error.kind, error.outcome], ["NOT_SENT", "NOT_APPLIED"]);
+  assert.deepEqual([error.kind, error.outcome], ["USAGE", "NOT_APPLIED"]);
 });
 
 test("program that forgets to close waits for its appends and ends", { timeout: 20_000 }, async () => {

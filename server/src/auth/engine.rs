@@ -18,6 +18,7 @@ use super::Caller;
 use super::permitted::{ListScopes, Permitted};
 use super::right::{Scope, ServerRight};
 use crate::encryption::{KeyRing, Shredding};
+use crate::metrics::Deadline;
 use crate::status;
 use crate::status::ShredError;
 use crate::wakes;
@@ -170,7 +171,8 @@ impl Engine {
         self.0.delete_log(log.into_inner()).await
     }
 
-    /// Deletes a log, and destroys its keys before this returns. Returns the number of the log.
+    /// Deletes a log, and destroys its keys before this returns. Returns the number of the log. Erasures wait for each other:
+    /// one whose deadline passes meanwhile does nothing.
     ///
     /// # Errors
     /// NO_OWN_KEY and the others of a deletion: nothing was deleted. If the keys cannot be destroyed after the deletion,
@@ -179,6 +181,7 @@ impl Engine {
         &self,
         log: Permitted<LogTarget>,
         keys: Option<&Arc<KeyRing>>,
+        deadline: Option<Deadline>,
     ) -> Result<LogId, Status> {
         let target = log.into_inner();
         let name = target.name.clone();
@@ -188,7 +191,7 @@ impl Engine {
             return Err(status::shred(&name, &plain));
         };
         // A caller that goes away leaves no keys of a deleted log behind.
-        let work = self.clone().shred(target, Arc::clone(keys));
+        let work = self.clone().shred(target, Arc::clone(keys), deadline);
         let done = tokio::spawn(work).await;
         done.unwrap_or_else(|ended| {
             let ended = ShredError::Io(std::io::Error::other(ended));
@@ -196,15 +199,32 @@ impl Engine {
         })
     }
 
-    async fn shred(self, target: LogTarget, keys: Arc<KeyRing>) -> Result<LogId, Status> {
+    async fn shred(
+        self,
+        mut target: LogTarget,
+        keys: Arc<KeyRing>,
+        deadline: Option<Deadline>,
+    ) -> Result<LogId, Status> {
         let (name, keys) = (target.name.clone(), &keys);
+        // A log that gets the name while this call waits is another one.
+        let found = self.0.stat(target.clone(), None, None).await;
+        let found = found.map(|stat| stat.info.log_id);
+        target.log_id = found.as_ref().ok().copied().or(target.log_id);
         // Two calls for one log would undo each other's notes.
         let _alone = keys.erasing.lock().await;
-        let (id, begun) = match self.0.stat(target.clone(), None, None).await {
-            Ok(stat) => {
-                let id = stat.info.log_id;
-                (id, vec![self.delete_to_shred(id, &name, keys).await?])
+        if deadline.is_some_and(|deadline| !deadline.begin()) {
+            return Err(status::deadline_before_start());
+        }
+        let found = match found {
+            // An erasure before this one may have deleted it.
+            Ok(_) => {
+                let stat = self.0.stat(target.clone(), None, None).await;
+                stat.map(|stat| stat.info.log_id)
             }
+            missing => missing,
+        };
+        let (id, begun) = match found {
+            Ok(id) => (id, vec![self.delete_to_shred(id, &name, keys).await?]),
             // A call that was cut off after the deletion is repeated.
             Err(error) => {
                 let begun = match &error {
@@ -257,8 +277,10 @@ impl Engine {
                 name: target.name.clone(),
                 log_id: Some(begun.id()),
             };
-            // A deletion that nothing proves destroys no key.
-            if let Err(ReadError::Target(_)) = self.0.stat(target, None, None).await {
+            // A deletion that nothing proves destroys no key: the name of the log may be lost with other records.
+            if let Err(ReadError::Target(_)) = self.0.stat(target, None, None).await
+                && self.statistics().held_back.is_empty()
+            {
                 deleted.push(begun);
             }
         }

@@ -242,20 +242,28 @@ fn rotate(config: &Config) -> Result<(), Exit> {
 
 /// Lets the daemon rotate, and waits for it.
 fn ask(disk: &dyn Disk) -> Result<(), Exit> {
-    let asking = failed("asking the daemon for a rotation");
-    match disk.create(ASK) {
+    let asks = || match disk.create(ASK) {
         // An earlier command still waits: one rotation is enough for both.
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(asking(error)),
-        _ => {}
-    }
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(failed("asking the daemon for a rotation")(error))
+        }
+        _ => Ok(()),
+    };
+    let first_new = || found(disk).map(|ring| ring.renewed.0);
+    let before = first_new()?;
+    asks()?;
     let until = Instant::now() + MOST_WAIT;
     while Instant::now() < until {
         let names = disk
             .list(KEYS)
             .map_err(failed("looking for the answer of the daemon"))?;
         if !names.iter().any(|name| ASK.ends_with(name.as_str())) {
-            println!("new records have new keys; the sorter gives them to earlier ones");
-            return Ok(());
+            if first_new()? > before {
+                println!("new records have new keys; the sorter gives them to earlier ones");
+                return Ok(());
+            }
+            // Another command has asked before, and has given up.
+            asks()?;
         }
         std::thread::sleep(LOOK);
     }
@@ -404,10 +412,43 @@ pub(crate) fn end_of(segments: &[wald_storage::SegmentInfo]) -> Position {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use wald_storage::{BodyCipher as _, LogId, LogsExist};
 
     use super::*;
     use crate::encryption::file::COUNTER_BITS;
+
+    #[test]
+    fn rotation_counts_once_the_ring_has_new_keys() {
+        let keks = kek::Keks::parse("keys".to_owned(), "7".repeat(64).as_bytes()).unwrap();
+        let disk = wald_storage::SimDisk::new();
+        let scope = crate::config::EncryptionScope::Store;
+        let ring = KeyRing::new(Arc::new(disk.clone()), scope, keks, Box::new(|_| None));
+        ring.begin(Position::ZERO).unwrap();
+        let before = found(&disk).unwrap();
+        let (asked, waits) = (disk.clone(), AtomicBool::new(true));
+        std::thread::scope(|scope| {
+            let daemon = scope.spawn(|| {
+                let until_asked = || {
+                    while !is_asked(&asked) && waits.load(Ordering::Relaxed) {
+                        std::thread::yield_now();
+                    }
+                };
+                // An earlier command gives up, and then the daemon rotates.
+                until_asked();
+                asked.remove(ASK).unwrap();
+                until_asked();
+                ring.rotate(|| Position::ZERO).unwrap();
+                answered(&asked)
+            });
+            let done = ask(&disk);
+            waits.store(false, Ordering::Relaxed);
+            done.unwrap();
+            assert!(found(&disk).unwrap().renewed.0 > before.renewed.0);
+            daemon.join().unwrap().unwrap();
+        });
+    }
 
     #[test]
     fn copy_whose_keys_do_not_open_is_refused() {

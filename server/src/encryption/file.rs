@@ -36,6 +36,9 @@ const MOST_BYTES: u64 = 1 << 30;
 #[cfg(test)]
 const MOST_BYTES: u64 = 1 << 20;
 
+/// Bytes of the ring that new keys leave for erasures and changes of the scope, which make it longer.
+const FOR_CHANGES: u64 = MOST_BYTES / 32;
+
 /// Whose records a data key encrypts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum KeyOwner {
@@ -527,6 +530,29 @@ pub(crate) fn write(disk: &dyn Disk, ring: &RingFile) -> io::Result<()> {
     replace(disk, "", ENCRYPTED, ENCRYPTED_NEW, note.as_bytes())
 }
 
+/// Makes sure that the ring may get new keys.
+///
+/// # Errors
+/// If it is so large that only other changes may make it longer.
+pub(super) fn has_room(disk: &dyn Disk) -> io::Result<()> {
+    let bytes = match disk.open(COPIES[0]).and_then(|file| file.size()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        found => found?,
+    };
+    match bytes <= MOST_BYTES - FOR_CHANGES {
+        true => Ok(()),
+        false => Err(full(format!(
+            "the key ring has {bytes} bytes, and gets no new keys beyond {}: it has the keys of all logs that ever had one; copy the records into a new store",
+            MOST_BYTES - FOR_CHANGES
+        ))),
+    }
+}
+
+/// An error that refuses a change and does not end the engine, as a lack of space.
+pub(super) fn full(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, what)
+}
+
 /// Writes both copies. A directory that gets its store next must have no other file.
 ///
 /// # Errors
@@ -537,7 +563,7 @@ pub(crate) fn write_copies(disk: &dyn Disk, ring: &RingFile) -> io::Result<()> {
     let text = ring.encode();
     // No start reads a larger copy. The ring that is there stays in force.
     if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other(format!(
+        return Err(full(format!(
             "the key ring would have {} bytes, of {MOST_BYTES} at most: it has the keys of all logs that ever had one; copy the records into a new store",
             text.len()
         )));

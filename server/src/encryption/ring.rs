@@ -88,6 +88,9 @@ pub(super) struct KeysInForce {
     tenants: HashMap<LogId, KeyOwner>,
     /// Whether a copy must be written again, or keys be wrapped again: why.
     pub(super) mend: Option<String>,
+    /// Number of walks over all keys in search of the keys of one owner.
+    #[cfg(test)]
+    walks: usize,
 }
 
 /// Facts about changes, the failed ones included.
@@ -99,6 +102,8 @@ pub(super) struct RingChanges {
     is_rotating: bool,
     /// Deleted logs whose keys could not be destroyed yet.
     undestroyed: BTreeSet<LogId>,
+    /// Whether the log of the server has an error about a full ring.
+    is_full: bool,
 }
 
 /// A log whose keys are destroyed once it is deleted.
@@ -135,6 +140,19 @@ pub(crate) struct KeyRing {
     /// Time of the last read of the wrapping keys that the ring of another node asked for.
     #[cfg(feature = "object")]
     keks_read: Mutex<Option<Instant>>,
+}
+
+/// Wrapping keys that are not in force.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum KeksRefused {
+    /// They are wrong, or the ring cannot be written.
+    #[error("{0}")]
+    Unusable(String),
+    /// The bucket does not have the ring yet that the new key wraps.
+    #[error(
+        "the bucket does not have the key ring yet that the new key wraps; keep the earlier keys in the file until this fault is gone"
+    )]
+    NotStored,
 }
 
 /// The bucket did not take the key ring in time.
@@ -198,7 +216,7 @@ impl KeyRing {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keks(&self) -> RwLockReadGuard<'_, Keks> {
+    pub(super) fn keks(&self) -> RwLockReadGuard<'_, Keks> {
         self.keks.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,17 +268,20 @@ impl KeyRing {
     /// an error the earlier ones stay, and the copies may be wrapped with either.
     ///
     /// # Errors
-    /// In a sentence, if a data key does not open with one of them, if the ring cannot be written, or if the bucket does
-    /// not have it yet: an earlier key opens the bucket's ring until then.
-    pub(super) fn take(&self, keks: Keks) -> Result<(), String> {
+    /// `Unusable` if a data key does not open with one of them, or if the ring cannot be written; `NotStored` if the bucket
+    /// does not have it yet: an earlier key opens the bucket's ring until then.
+    pub(super) fn take(&self, keks: Keks) -> Result<(), KeksRefused> {
         let has_others = !keks.are_of(&self.keks());
         let mut changes = self.change();
         let state = self.state().clone_of();
         if let Some(ring) = &state.file {
-            let file = keks.wrap_anew(ring, |_, _, _| ())?;
+            let wrapped = keks.wrap_anew(ring, |_, _, _| ());
+            let file = wrapped.map_err(KeksRefused::Unusable)?;
             if file != *ring {
                 let written = self.write(&mut changes, state, file);
-                written.map_err(|error| format!("the key ring cannot be written: {error}"))?;
+                written.map_err(|error| {
+                    KeksRefused::Unusable(format!("the key ring cannot be written: {error}"))
+                })?;
             }
         }
         let is_stored = self
@@ -268,7 +289,7 @@ impl KeyRing {
             .borrow()
             .is_none_or(|stored| stored >= *self.generation.borrow());
         if has_others && !is_stored {
-            return Err("the bucket does not have the key ring yet that the new key wraps; keep the earlier keys in the file until this fault is gone".to_owned());
+            return Err(KeksRefused::NotStored);
         }
         *self.keks.write().unwrap_or_else(PoisonError::into_inner) = keks;
         Ok(())
@@ -311,11 +332,17 @@ impl KeyRing {
         owners: &[(KeyOwner, bool)],
         renewed: Option<Position>,
     ) -> io::Result<()> {
+        if let Err(error) = file::has_room(&*self.disk) {
+            if !std::mem::replace(&mut changes.is_full, true) {
+                tracing::error!(%error, "new logs get no keys, so they are refused");
+            }
+            return Err(error);
+        }
         let mut file = state.file.take().unwrap_or_else(|| new_file(self.scope));
         let first = file.highest + 1;
         if file.keys_left() < owners.len() as u64 {
-            return Err(io::Error::other(
-                "the key ring has given all of its numbers of keys; copy the records into a new store",
+            return Err(file::full(
+                "the key ring has given all of its numbers of keys; copy the records into a new store".to_owned(),
             ));
         }
         for (owner, covers_all) in owners {
@@ -673,9 +700,15 @@ impl KeysInForce {
 
     /// Removes the keys of an owner, here and from the ring.
     fn forget(&mut self, owner: &KeyOwner) {
-        let Some(file) = &mut self.file else {
+        // Most owners have none, and the ring may be large.
+        let has_keys = self.newest.contains_key(owner);
+        let Some(file) = self.file.as_mut().filter(|_| has_keys) else {
             return;
         };
+        #[cfg(test)]
+        {
+            self.walks += 1;
+        }
         let keys = &mut self.keys;
         file.keys.retain(|number, key| {
             if key.owner == *owner {
@@ -694,6 +727,8 @@ impl KeysInForce {
             newest: self.newest.clone(),
             tenants: self.tenants.clone(),
             mend: self.mend.clone(),
+            #[cfg(test)]
+            walks: self.walks,
         }
     }
 }

@@ -480,7 +480,7 @@ mod tests {
         let both = format!("{KEY}\n{new}\n");
         keys.note_stored(file(&text).generation);
         for early in [&both, &new] {
-            let error = keys.take(parse(early)).unwrap_err();
+            let error = keys.take(parse(early)).unwrap_err().to_string();
             assert!(
                 error.contains("the bucket does not have the key ring yet"),
                 "{error}"

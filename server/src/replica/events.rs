@@ -62,7 +62,10 @@ impl Events {
             ShipEvent::Failed(_) => (UploadKind::Files, false),
             ShipEvent::Owns { term } => return self.metrics.owns(*term),
             ShipEvent::Nodes { owner, nodes } => return self.cluster.note(owner, Some(nodes)),
-            ShipEvent::Up | ShipEvent::Unread(_) | ShipEvent::NotOpened(_) => return,
+            ShipEvent::Up
+            | ShipEvent::Unread(_)
+            | ShipEvent::NotOpened(_)
+            | ShipEvent::Damaged { .. } => return,
         };
         self.metrics.uploaded(kind, is_done);
     }
@@ -98,6 +101,12 @@ impl ShipObserver for Events {
                 sent_bytes,
                 position = position.get(),
                 "files of the store are in the bucket"
+            ),
+            ShipEvent::Damaged { places } => tracing::error!(
+                place,
+                places,
+                "the newest files in the bucket lack records that are damaged here; older files stay in the bucket until `wald repair` \
+                 has mended or accepted this"
             ),
             ShipEvent::Failed(error) => {
                 tracing::warn!(place, %error, "the replica failed; the daemon tries again");

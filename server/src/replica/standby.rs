@@ -93,10 +93,12 @@ struct StandBy<'a> {
     is_new: bool,
     store_id: Option<u128>,
     seen: Option<OwnerRecord>,
-    /// Whether the operator knows that no node may follow.
+    /// Whether the operator knows why no node serves.
     has_warned: bool,
     /// The last error of a look, which is reported once.
     error: String,
+    /// The last record of a node that could not be read, which is reported once.
+    unread: String,
     copy: Copying,
     /// Whether the copy has everything that the bucket showed lately.
     is_caught_up: bool,
@@ -142,6 +144,7 @@ impl ReplicaStart {
             seen: None,
             has_warned: false,
             error: String::new(),
+            unread: String::new(),
             copy: Copying::new(reader),
             is_caught_up: false,
             owner_ends: None,
@@ -228,6 +231,7 @@ impl StandBy<'_> {
         let since = self.owner_ends.unwrap_or_else(Instant::now);
         self.owner_ends = owner.ends.then_some(since);
         self.start.cluster.note(&owner, Some(self.watch.nodes()));
+        self.report_unread();
         if owner.keys > 0 && self.start.keys.is_none() {
             // Encryption was switched on meanwhile. A node without keys must not follow.
             return Err(super::keys::refused(&remote).into());
@@ -242,11 +246,20 @@ impl StandBy<'_> {
             // Recovery may take longer than the ttl, and the nodes must see meanwhile that the owner lives.
             (OwnDirectory::Newest, None) if self.goes_on(&owner) => {
                 let is_shown = runtime.block_on(self.start.claim.goes_on(bucket))?;
-                Ok(if is_shown {
-                    StandByStep::Ready
-                } else {
-                    StandByStep::Wait
-                })
+                if is_shown {
+                    return Ok(StandByStep::Ready);
+                }
+                if owner.starts_in_vain() && !self.has_warned {
+                    tracing::error!(
+                        place = bucket.place(),
+                        starts = owner.starts,
+                        stand_bys = owner.stand_bys.join(", "),
+                        "this node has started with the store again and again, and has not served for lease_ttl; a stand-by \
+                         follows now, or this node tries again after twice lease_ttl"
+                    );
+                    self.has_warned = true;
+                }
+                Ok(StandByStep::Wait)
             }
             (OwnDirectory::Newest, Some(inherits)) => {
                 self.start.claim.inherits = inherits;
@@ -274,6 +287,19 @@ impl StandBy<'_> {
                 Ok(StandByStep::Wait)
             }
         }
+    }
+
+    /// Reports the record of a node that this version cannot read.
+    fn report_unread(&mut self) {
+        let unread = self.watch.unread().map(ToString::to_string);
+        let unread = unread.unwrap_or_default();
+        if !unread.is_empty() && unread != self.unread {
+            tracing::warn!(
+                error = unread,
+                "this node does not see one of the other nodes; if that one is the owner, nobody follows it automatically"
+            );
+        }
+        self.unread = unread;
     }
 
     /// Leaves the nodes, because the process must end.

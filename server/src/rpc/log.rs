@@ -89,16 +89,17 @@ impl v1::log_service_server::LogService for Services {
         request: Request<v1::DeleteLogRequest>,
     ) -> RpcResult<v1::DeleteLogResponse> {
         let store = self.0.store(Access::Write)?;
-        refuse_late(request.extensions())?;
         let caller = caller(request.extensions())?.clone();
-        let request = request.into_inner();
+        let (_, extensions, request) = request.into_parts();
         let target = convert::target(&request.log, request.log_id, Access::Write)?;
         let target = caller.allow(target)?;
         if request.shred {
-            let log_id = store.engine.shred_log(target, store.keys.as_ref()).await?;
+            let (keys, deadline) = (store.keys.as_ref(), extensions.get().cloned());
+            let log_id = store.engine.shred_log(target, keys, deadline).await?;
             caller.note(|facts| facts.shredded(log_id));
             return Ok(Response::new(v1::DeleteLogResponse {}));
         }
+        refuse_late(&extensions)?;
         store
             .engine
             .delete_log(target)

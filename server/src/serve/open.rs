@@ -181,12 +181,20 @@ fn open(
 
 /// Destroys the keys of logs that an earlier process deleted, if it ended before it did so. Returns these logs.
 fn end_shredding(keys: &KeyRing, engine: &dyn LogEngine) -> Result<Vec<(LogId, String)>, Exit> {
-    let exists = |id: LogId, log: &str| {
-        let name = LogName::new(log).ok()?;
+    // The name of a log may be lost with other records, until they come back or an operator accepts their loss.
+    let knows_all_logs = engine.statistics().held_back.is_empty();
+    let find = |id: LogId, name: LogName| {
         let log_id = Some(id);
-        match block_on(engine.stat(LogTarget { name, log_id }, None, None)) {
+        block_on(engine.stat(LogTarget { name, log_id }, None, None))
+    };
+    let exists = |id: LogId, log: &str| {
+        match find(id, LogName::new(log).ok()?) {
             Ok(_) => Some(true),
-            Err(ReadError::Target(_)) => Some(false),
+            Err(ReadError::Target(_)) if knows_all_logs => {
+                // A repair gives such a name to a log that has lost its own.
+                let renamed = LogName::new(&format!("unnamed/{id}")).ok()?;
+                Some(find(id, renamed).is_ok())
+            }
             // A deletion that nothing proves destroys no key.
             Err(error) => {
                 tracing::warn!(log, log_id = %id, %error, "the next start decides about the keys of this log");
@@ -279,12 +287,15 @@ fn exit(error: &OpenError) -> Exit {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
     use std::io;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::path::PathBuf;
 
-    use wald_storage::{NoObserver, StorageConfig};
+    use wald_storage::{LogConfig, NoObserver, StorageConfig};
 
     use super::*;
+    use crate::config::{EncryptionScope, Layers, Size};
 
     #[test]
     fn store_is_made_only_where_nothing_else_is() {
@@ -351,6 +362,71 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn keys_of_a_log_whose_deletion_nothing_proves_stay() {
+        let (directory, secrets) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let key = secrets.path().join("key");
+        std::fs::write(&key, "7".repeat(64)).unwrap();
+        std::fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+        let mut config = Layers::default().resolve().unwrap().config;
+        config.encryption_key_file = key.display().to_string();
+        config.encryption_scope = EncryptionScope::Log;
+        config.segment_bytes = Size(1 << 20);
+        (config.max_batch_bytes, config.max_record_bytes) = (Size(16 << 10), Size(16 << 10));
+        let open = |directory: &Path| {
+            let disk = RealDisk::open(directory).unwrap();
+            let none = Box::new(|_: &str| None);
+            let keys = encryption::ring(&config, || Ok(Arc::clone(&disk) as _), none);
+            let keys = keys.unwrap();
+            let metrics = Arc::new(Metrics::new().unwrap());
+            let (engine, _) = open_engine(&config, disk, keys.as_ref(), metrics).unwrap();
+            (engine as Arc<dyn LogEngine>, keys.unwrap())
+        };
+        let create = |engine: &dyn LogEngine, name: &str| {
+            let made = engine.create_log(LogName::new(name).unwrap(), LogConfig::default());
+            block_on(made).unwrap().log_id
+        };
+        let (engine, _) = open(directory.path());
+        create(&*engine, "kept");
+        block_on(engine.drain()).unwrap();
+        drop(engine);
+        let (engine, keys) = open(directory.path());
+        let id = create(&*engine, "gone");
+        let _noted = keys.shred(id, "gone").unwrap();
+        // The process is killed before it deletes the log.
+        let killed = tempfile::tempdir().unwrap();
+        let copy = |path: &str| {
+            let (from, to) = (directory.path().join(path), killed.path().join(path));
+            std::fs::create_dir_all(&to).unwrap();
+            for entry in std::fs::read_dir(from).unwrap() {
+                let entry = entry.unwrap();
+                if entry.path().is_file() {
+                    std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+                }
+            }
+        };
+        for path in ["", "journal", "index", "checkpoint", "sorted", "keys"] {
+            copy(path);
+        }
+        // The segment with the creation of the log is lost.
+        let segments = std::fs::read_dir(killed.path().join("journal")).unwrap();
+        let segments = segments.map(|entry| entry.unwrap().path());
+        let has_creation = |path: &PathBuf| {
+            let bytes = std::fs::read(path).unwrap();
+            bytes.windows(4).any(|part| part == b"gone")
+        };
+        let lost: Vec<PathBuf> = segments.filter(has_creation).collect();
+        assert!(!lost.is_empty());
+        for path in lost {
+            std::fs::remove_file(path).unwrap();
+        }
+        let (engine, keys) = open(killed.path());
+        assert!(!engine.statistics().held_back.is_empty());
+        let before = keys.len();
+        assert_eq!(end_shredding(&keys, &*engine).unwrap(), []);
+        assert_eq!((keys.len(), keys.unended("gone", None).len()), (before, 1));
     }
 
     #[test]

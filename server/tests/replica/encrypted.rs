@@ -3,6 +3,7 @@
 
 use super::stand_by::{owner, until_named};
 use super::*;
+use wald_proto::v1::log_service_client::LogServiceClient;
 
 /// A text that no other byte of a store has by chance.
 const MARK: &str = "marked payload, for nobody else";
@@ -265,6 +266,49 @@ async fn log_is_not_shredded_while_the_bucket_is_away_and_a_repeat_succeeds() {
         }
     }
     assert_eq!(keys_of(&store, id), [0_u64; 0]);
+}
+
+#[tokio::test]
+async fn erasures_whose_deadline_passes_while_they_wait_do_nothing() {
+    let store = Store::start();
+    let keys = Keys::new();
+    let one = private_directory();
+    // Shorter than an erasure waits for the bucket.
+    let node = encrypted(&store, one.path(), "one", &keys, &["--request-timeout=5s"]);
+    let mut wal = node.wal().await;
+    logged(&mut wal, "gone").await;
+    logged(&mut wal, "last").await;
+    let id = id_of(&node, "gone").await;
+    let erases = |mut logs: LogServiceClient<Channel>| {
+        tokio::spawn(async move { logs.delete_log(shred("gone")).await })
+    };
+    let outcome = |answer: Result<_, Status>| {
+        let told = Told::of(&answer.unwrap_err());
+        assert_eq!(told.reason, "DEADLINE_EXCEEDED");
+        told.fact("outcome").to_owned()
+    };
+    let is_begun = || {
+        let ring = std::fs::read_to_string(one.path().join("keys/ring"));
+        ring.is_ok_and(|ring| ring.contains("\"gone\""))
+    };
+    store.enter(Mood::Hangs);
+    let first = erases(node.logs().await);
+    until_store("the first one has begun", is_begun).await;
+    let logs = [node.logs().await, node.logs().await, node.logs().await];
+    let others = logs.map(erases);
+    assert_eq!(outcome(first.await.unwrap()), "UNKNOWN");
+    for other in others {
+        assert_eq!(outcome(other.await.unwrap()), "NOT_APPLIED");
+    }
+    until_store("the first one has given up", || !is_begun()).await;
+    store.enter(Mood::Answers);
+    // Erasures take turns: this one comes after all of those.
+    let begun = Instant::now();
+    while let Err(status) = node.logs().await.delete_log(shred("last")).await {
+        assert!(begun.elapsed() < PATIENCE, "{status:?}");
+    }
+    assert_eq!(id_of(&node, "gone").await, id);
+    assert!(!keys_of(&store, id).is_empty());
 }
 
 #[tokio::test]

@@ -214,6 +214,27 @@ async fn second_node_takes_over_with_every_replicated_ack_and_the_first_ends() {
     assert_eq!(payloads(&mut second.wal().await).await, numbered(21));
 }
 
+#[tokio::test]
+async fn take_over_that_cannot_keep_its_term_leaves_no_store_behind() {
+    let store = Store::start();
+    let (one, two) = (private_directory(), private_directory());
+    let node = start(&store, one.path(), "one", &[]);
+    replicated(&mut node.wal().await, "0").await.unwrap();
+    node.signal(Signal::KILL);
+    node.ended().await;
+    // TERM cannot be written.
+    let in_the_way = two.path().join("TERM.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let (code, log) = refused(&store, two.path(), "two", &["--take-over"]);
+    assert_eq!(code, Some(74), "{log}");
+    assert!(log.contains("TERM"), "{log}");
+    assert!(!two.path().join("FORMAT").exists());
+    std::fs::remove_dir(in_the_way).unwrap();
+    let node = start(&store, two.path(), "two", &["--take-over"]);
+    assert_eq!(payloads(&mut node.wal().await).await, numbered(1));
+    assert!(two.path().join("TERM").exists());
+}
+
 /// A busy machine can lose its store to another node while it stops.
 #[tokio::test]
 async fn node_that_loses_its_store_while_it_stops_names_the_new_owner() {

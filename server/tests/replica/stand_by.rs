@@ -148,6 +148,88 @@ async fn killed_owner_goes_on_in_its_directory_before_anybody_follows() {
     drop(two);
 }
 
+#[tokio::test]
+async fn stand_by_follows_an_owner_that_dies_at_each_start() {
+    let store = Store::start();
+    let one = node(&store, "one");
+    one.takes("0", v1::Durability::Replicated).await;
+    let two = node(&store, "two");
+    until_named(&store, "two").await;
+    let directory = one.killed_only().await;
+    // The end of the journal cannot be read any more.
+    let segments = std::fs::read_dir(directory.path().join("journal")).unwrap();
+    let segments = segments.map(|entry| entry.unwrap().path());
+    let newest = segments.filter(|path| path.extension().is_some_and(|end| end == "seg"));
+    let newest = newest.max().unwrap();
+    std::fs::remove_file(&newest).unwrap();
+    std::fs::create_dir(&newest).unwrap();
+    // A service manager starts it again at once.
+    let starts = || {
+        wald()
+            .arg("--data-dir")
+            .arg(directory.path())
+            .args(["--listen", ":0", "--http-listen", ":0"])
+            .args(arguments(
+                &store,
+                "one",
+                &["--stand-by", "--lease-ttl", "2s"],
+            ))
+            .envs(CREDENTIALS)
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let (mut old, mut ends, begun) = (starts(), 0, Instant::now());
+    let serves = |line: String| line.contains("wald is serving");
+    while !two.daemon.log.try_iter().any(serves) {
+        if let Some(status) = old.try_wait().unwrap() {
+            assert_eq!(status.code(), Some(74));
+            (old, ends) = (starts(), ends + 1);
+        }
+        assert!(begun.elapsed() < PATIENCE / 2, "{}", owner(&store));
+        tokio::time::sleep(TTL / 100).await;
+    }
+    old.kill().unwrap();
+    old.wait().unwrap();
+    // On a slow machine the starts may be further apart than the ttl.
+    assert!(ends <= 3, "the next process leaves the store alone");
+    two.takes("1", v1::Durability::Replicated).await;
+    assert_eq!(payloads(&mut two.daemon.wal().await).await, numbered(2));
+    assert!(owner(&store)["starts"].is_null());
+}
+
+#[tokio::test]
+async fn fenced_owner_stands_by_although_a_signal_came_meanwhile() {
+    let store = Store::start();
+    let secrets = private_directory();
+    let file = secrets.path().join("credentials");
+    let text = "aws_access_key_id = test1234\naws_secret_access_key = test12345678\n";
+    std::fs::write(&file, text).unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    let (one, two) = (private_directory(), private_directory());
+    let more = [
+        "--stand-by",
+        "--lease-ttl",
+        "2s",
+        "--bucket-credentials-file",
+        file.to_str().unwrap(),
+    ];
+    let old = start(&store, one.path(), "one", &more);
+    let mut wal = old.wal().await;
+    replicated(&mut wal, "0").await.unwrap();
+    // The old owner asks whether another process has its name, and gets no answer.
+    store.hold(vec!["nodes/one".to_owned()]);
+    let _new = start(&store, two.path(), "two", &["--take-over"]);
+    replicated(&mut wal, "lost").await.unwrap_err();
+    drop(wal);
+    let fenced = || old.metric("wald_fenced_total") > 0.0;
+    until_store("the old owner is fenced", fenced).await;
+    old.signal(Signal::HUP);
+    old.wait_for_log("the credentials of the bucket were read again");
+    store.hold(Vec::new());
+    old.wait_for_log("wald is standing by");
+}
+
 /// Whether an old owner has said that it may not be the owner, or has closed the connection.
 fn is_refusal(status: &Status) -> bool {
     let details = status.get_error_details();

@@ -124,6 +124,12 @@ pub enum ShipEvent<'a> {
         /// Rows that no file holds yet.
         tail_rows: u64,
     },
+    /// The newest manifest names damage of the store, and the one before did not, or was of another owner. Nothing is removed from
+    /// the bucket while it does.
+    Damaged {
+        /// Number of damaged places.
+        places: u64,
+    },
     /// Files were not uploaded, or old ones not removed. The shipper tries again.
     Failed(&'a ShipError),
     /// A tail that had stopped was not opened again. The next attempt follows.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::api::content::ContentDigest;
-use crate::api::engine::{Backup, BoxFuture};
+use crate::api::engine::{Backup, BackupManifest, BoxFuture};
 use crate::api::error::BackupError;
 use crate::base::ids::{Position, SegmentId};
 
@@ -138,11 +138,15 @@ pub trait Replica: Send + Sync + 'static {
     /// [`Operate::backup`](crate::Operate::backup), but it needs none of the places of backups, and leaves no segment: a
     /// replica that tries again and again makes no small segments. The replica has the rest as parts of the journal.
     ///
+    /// `earlier` is the manifest that counts now. A segment that has rotted since keeps the content that `earlier` names
+    /// for it: the replica still has that content.
+    ///
     /// # Errors
     /// If the journal has failed.
     fn files(
         &self,
         known: HashSet<ContentDigest>,
+        earlier: Option<Arc<BackupManifest>>,
     ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>>;
 
     /// Notes that files of the replica hold all segments that end at or below `end`. Only these segments are

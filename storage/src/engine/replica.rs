@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::{Core, LocalEngine};
 use crate::api::content::ContentDigest;
-use crate::api::engine::{Backup, BoxFuture};
+use crate::api::engine::{Backup, BackupManifest, BoxFuture};
 use crate::api::error::{BackupError, ReadError};
 use crate::api::record::Visibility;
 use crate::api::replica::{JournalPart, OwnerLease, Replica, ReplicaProgress, Unreplicated};
@@ -232,6 +232,7 @@ impl Replica for LocalEngine {
     fn files(
         &self,
         known: HashSet<ContentDigest>,
+        earlier: Option<Arc<BackupManifest>>,
     ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
         let core = &self.core;
         Box::pin(backup::begin_finished(
@@ -239,6 +240,7 @@ impl Replica for LocalEngine {
             &core.indexer,
             &self.workers,
             known,
+            earlier,
         ))
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct RunHead {
     pub(crate) chain: u32,
     pub(crate) next_log_counter: u64,
     pub(crate) arrival: Timestamp,
+    /// The latest stored time of its logs; `None`: unknown. It may be later than any arrival.
+    pub(crate) latest: Option<Timestamp>,
     pub(crate) epoch: RecoveryEpoch,
     /// Epochs that ended in these segments, and the end of the surviving part of each.
     pub(crate) history: Vec<(RecoveryEpoch, Position)>,
@@ -66,6 +68,7 @@ impl RunHead {
             chain: 0,
             next_log_counter: 0,
             arrival: Timestamp::default(),
+            latest: None,
             epoch: RecoveryEpoch::FIRST,
             history: Vec::new(),
             order: Vec::new(),
@@ -120,6 +123,9 @@ impl RunHead {
         }
         wire::put_uint(&mut out, 21, self.oldest_key);
         wire::put_uint(&mut out, 22, self.newest_key);
+        if let Some(latest) = self.latest {
+            wire::put_fixed64(&mut out, 23, latest.micros().cast_unsigned());
+        }
         out
     }
 
@@ -155,6 +161,9 @@ impl RunHead {
                 (20, Value::Bytes(part)) => head.accepted.push(AcceptedLosses::decode(part)?),
                 (21, Value::Varint(key)) => head.oldest_key = key,
                 (22, Value::Varint(key)) => head.newest_key = key,
+                (23, Value::Fixed64(time)) => {
+                    head.latest = Some(Timestamp::from_micros(time.cast_signed()));
+                }
                 _ => {}
             }
         }
@@ -192,6 +201,7 @@ mod tests {
             chain: 77,
             next_log_counter: 12,
             arrival: Timestamp::from_micros(-4),
+            latest: Some(Timestamp::from_micros(-3)),
             epoch: RecoveryEpoch::new(3),
             history: vec![(RecoveryEpoch::new(2), Position::new(1 << 33))],
             order: vec![(Position::new(5), 8192), (Position::new(900), 9000)],

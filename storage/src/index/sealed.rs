@@ -557,6 +557,12 @@ impl IndexBuilder {
         rows.filter_map(|bytes| self.images.get(row(bytes).image_at()))
     }
 
+    /// The latest stored time of its logs.
+    pub(crate) fn latest(&self) -> Option<Timestamp> {
+        let rows = self.rows.chunks_exact(ROW);
+        rows.map(|bytes| row(bytes).last_time).max()
+    }
+
     /// Completes the index after its last row.
     pub(crate) fn finish(self, life: &Life, end: Position, chain: u32) -> IndexFile {
         let count = |number: usize| u32::try_from(number).expect("a segment is at most 4 GiB");

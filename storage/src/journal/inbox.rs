@@ -10,7 +10,6 @@ use crate::base::ids::Position;
 use crate::base::promise::{Awaited, Promise};
 use crate::journal::committer::{AdminChange, Barrier, Operation, Submission};
 use crate::journal::pool::Use;
-use crate::journal::replication::Replication;
 use crate::journal::{AnswerPromise, Journal};
 
 /// The queue of the committer.
@@ -77,12 +76,8 @@ impl Inbox {
     }
 
     fn leave(&self, always: bool, purpose: Use) -> Awaited<Result<Position, SyncError>> {
-        // Uses up the positions of the rest of the segment, and the new one waits for its release. While nothing is
-        // replicated, the first files of the replica must end with a segment.
-        let has_begun = |replication: &Replication| replication.replicated() > Position::ZERO;
-        if self.journal.replication().is_some_and(has_begun)
-            && let Some(error) = self.journal.replica_is_behind()
-        {
+        // Uses up the positions of the rest of the segment, and the new one waits for its release.
+        if let Some(error) = self.journal.replica_is_behind() {
             let (promise, awaited) = Promise::new();
             promise.keep(Err(error.into()));
             return awaited;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::api::engine::SegmentContents;
 use crate::base::bounds::LIFE_BYTES;
-use crate::base::ids::Position;
+use crate::base::ids::{Position, Timestamp};
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::base::sync::{Mutex, RwLock};
 use crate::disk::DiskFile;
@@ -39,6 +39,8 @@ pub(crate) struct Segment {
     borders: Mutex<Vec<Position>>,
     /// Contents of the segment, once they were determined.
     pub(crate) contents: OnceLock<SegmentContents>,
+    /// The latest stored time of its logs, once a reader has taken it from the index.
+    pub(crate) latest: OnceLock<Timestamp>,
 }
 
 impl Segment {
@@ -70,6 +72,7 @@ impl Segment {
             holes: RwLock::default(),
             borders: Mutex::default(),
             contents: OnceLock::new(),
+            latest: OnceLock::new(),
         }
     }
 

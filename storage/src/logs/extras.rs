@@ -1,6 +1,6 @@
 //! State that few logs have: a writer epoch, producers, cursors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::producers::{FIRST_EPOCH, GONE, Producers};
@@ -54,8 +54,11 @@ pub(crate) struct Extras {
     pub(crate) cursors: BTreeMap<Name, Versions<Option<Mark>>>,
     /// Number of cursors that are not forgotten: each new one is checked against a bound.
     cursor_count: u64,
-    /// Cursors that were forgotten, perhaps not on the device yet.
-    forgotten: Vec<Name>,
+    /// Ends of the frames that forgot cursors, in order, for those that may not be on the device yet.
+    forgotten: VecDeque<(Position, Name)>,
+    /// Number of cursors that were looked up to drop them.
+    #[cfg(test)]
+    looked_up: usize,
     /// In order.
     pub(crate) missing: Vec<MissingRecords>,
     /// The settings as readers see them, if they changed since the start. The committer goes by the newest ones.
@@ -114,7 +117,7 @@ impl Extras {
     ) -> bool {
         if mark.is_none() {
             self.drop_forgotten(durable);
-            self.forgotten.push(cursor.clone());
+            self.forgotten.push_back((end, cursor.clone()));
         }
         let versions = self
             .cursors
@@ -129,19 +132,22 @@ impl Extras {
 
     /// Drops cursors whose removal is on the device. A later call drops the others.
     fn drop_forgotten(&mut self, durable: Position) {
-        let cursors = &mut self.cursors;
-        self.forgotten.retain(|name| {
-            let Some(versions) = cursors.get_mut(name) else {
-                return false;
+        let is_safe = |forgotten: &(Position, Name)| forgotten.0 <= durable;
+        while self.forgotten.front().is_some_and(is_safe)
+            && let Some((_, name)) = self.forgotten.pop_front()
+        {
+            #[cfg(test)]
+            {
+                self.looked_up += 1;
+            }
+            let Some(versions) = self.cursors.get_mut(&name) else {
+                continue;
             };
             versions.settle(durable);
-            let newest = *versions.newest();
-            let is_settled = *versions == Versions::settled(newest);
-            if is_settled && newest.is_none() {
-                cursors.remove(name);
+            if *versions == Versions::settled(None) {
+                self.cursors.remove(&name);
             }
-            !is_settled
-        });
+        }
     }
 
     /// The log's cursors, as counted in the load of the whole store.
@@ -164,9 +170,10 @@ impl Extras {
     pub(crate) fn cut(&mut self, start: Position) {
         self.writer_epoch.cut(start);
         self.cursors.values_mut().for_each(|mark| mark.cut(start));
+        // A cursor that was made again after it was forgotten is forgotten again, and may not be listed any more.
         let all = self.cursors.iter();
         let forgotten = all.filter(|(_, mark)| mark.newest().is_none());
-        self.forgotten = forgotten.map(|(name, _)| name.clone()).collect();
+        self.forgotten = forgotten.map(|(name, _)| (start, name.clone())).collect();
         self.cursor_count = (self.cursors.len() - self.forgotten.len()) as u64;
         if let Some(settings) = &mut self.settings {
             settings.cut(start);
@@ -293,7 +300,9 @@ impl From<&ExtrasImage> for Extras {
             producers_changed: Position::ZERO,
             cursors: image.cursors.iter().map(settled).collect(),
             cursor_count: image.cursors.len() as u64,
-            forgotten: Vec::new(),
+            forgotten: VecDeque::new(),
+            #[cfg(test)]
+            looked_up: 0,
             missing: image.missing.clone(),
             settings: None,
         }
@@ -338,5 +347,26 @@ mod tests {
         }
         extras.drop_forgotten(Position::new(end));
         assert!(extras.cursors.is_empty() && extras.forgotten.is_empty());
+    }
+
+    #[test]
+    fn cursors_forgotten_in_one_flush_are_each_looked_up_once() {
+        let names: Vec<Name> = (0..3_000)
+            .map(|n| Name::new(&format!("c{n}")).unwrap())
+            .collect();
+        let (mut extras, mut end) = (Extras::default(), 0);
+        let mark = Mark {
+            lsn: Lsn::ZERO,
+            time: Timestamp::default(),
+        };
+        for mark in [Some(mark), None] {
+            for name in &names {
+                end += 8;
+                extras.move_cursor(Position::new(end), name, mark, Position::ZERO);
+            }
+        }
+        extras.drop_forgotten(Position::new(end));
+        assert!(extras.cursors.is_empty());
+        assert_eq!(extras.looked_up, names.len());
     }
 }

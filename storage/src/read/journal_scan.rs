@@ -16,13 +16,9 @@ use crate::api::record::{Gap, GapReason};
 use crate::api::watch::{Until, WatchFollower, Watched};
 use crate::base::bounds::LIFE_BYTES;
 use crate::base::ids::{Position, Timestamp};
-use crate::format::frame;
 use crate::journal::prefixes::Followed;
 use crate::journal::segment::Segment;
 use crate::read::store::Store;
-
-/// Records dated ahead of their arrival are at most this much ahead.
-const MAX_AHEAD_MICROS: i64 = 24 * 3600 * 1_000_000;
 
 pub(super) struct JournalScan {
     common: Common,
@@ -256,27 +252,46 @@ impl Scan for JournalScan {
     }
 }
 
-/// The position at which a search for records of `time` and later begins: before the first segment that began when
-/// one of them can already have arrived. The clock may have jumped, so segments are not sorted by time.
+/// The first position at which a record of `time` or later can lie. Stored times of one log never go back, while clocks and
+/// arrivals do: the index of each file gives the latest stored time in it.
 fn first_arriving(store: &Store, time: Timestamp) -> Position {
-    let ahead = i64::try_from(store.config.max_timestamp_ahead.as_micros()).unwrap_or(i64::MAX);
-    let before = time.saturating_add_micros(ahead.max(MAX_AHEAD_MICROS).saturating_neg());
     let (runs, segments) = store.journal.runs_and_segments();
-    if let Some(run) = runs.iter().find(|run| run.head.arrival >= before) {
-        return run.head.first_base.advance(LIFE_BYTES);
+    let of_runs = runs.iter().map(|run| {
+        let first = run.head.first_base.advance(LIFE_BYTES);
+        (&run.segment, first, run.head.latest)
+    });
+    let of_journal = segments.iter();
+    let of_journal = of_journal.map(|segment| (segment, segment.first(), None));
+    let files: Vec<_> = of_runs.chain(of_journal).collect();
+    let late = files.iter().position(|(segment, _, latest)| {
+        let latest = latest.or_else(|| latest_in(store, segment));
+        latest.is_none_or(|latest| latest >= time)
+    });
+    // All files of a copy may have an index: then records that come next are late.
+    let mut first = late.unwrap_or(files.len().saturating_sub(1));
+    // Nobody knows the times of damaged records: they arrived before the file behind them.
+    while let Some(before) = first.checked_sub(1)
+        && !files[before].0.holes.read().is_empty()
+    {
+        first = before;
     }
-    let sorted = runs.last().map_or(Position::ZERO, |run| run.head.limit);
-    let begun = |segment: &Arc<Segment>| {
-        let length = frame::HEADER_BYTES as u64;
-        let bytes = store
-            .open_segments
-            .read(segment, segment.first(), length)
-            .ok()?;
-        frame::decode_header(&bytes, segment.life.salt).map(|header| header.arrival)
-    };
-    let late = |segment: &Arc<Segment>| begun(segment).is_none_or(|begun| begun >= before);
-    let index = segments.iter().position(late).unwrap_or(segments.len());
-    index
-        .checked_sub(1)
-        .map_or(sorted, |index| segments[index].first())
+    files
+        .get(first)
+        .map_or(Position::ZERO, |(_, first, _)| *first)
+}
+
+/// The latest stored time in a file; `None` while memory lists its frames, or if it has no good index.
+fn latest_in(store: &Store, segment: &Segment) -> Option<Timestamp> {
+    if let Some(latest) = segment.latest.get() {
+        return Some(*latest);
+    }
+    if !segment.is_indexed() {
+        return None;
+    }
+    let index = store.indexes.stream(segment).ok()??;
+    let latest = index.rows().map(|row| row.last_time).max();
+    // A row that was not read has no time.
+    index.check_reads().ok()?;
+    let latest = latest.unwrap_or(Timestamp::from_micros(i64::MIN));
+    Some(*segment.latest.get_or_init(|| latest))
 }

@@ -703,7 +703,9 @@ fn few_backups_run_at_a_time() {
     let files = |known| {
         let (store, indexer, workers) = (&core.store, &core.indexer, Arc::default());
         let mut begun =
-            Box::pin(async move { backup::begin_finished(store, indexer, &workers, known).await });
+            Box::pin(
+                async move { backup::begin_finished(store, indexer, &workers, known, None).await },
+            );
         poll(&mut begun).unwrap().unwrap()
     };
     let mut files = files(HashSet::new());

@@ -198,15 +198,14 @@ fn reads_are_the_same_after_sorting_and_after_starts() {
     fixture.assert_told(&expected, "without indexes and checkpoints");
 }
 
-#[test]
-fn scans_by_time_find_records_of_a_clock_that_went_back() {
+/// A store with records of a clock that showed a year too much, and of that clock after it was mended. Returns a time
+/// between both. `leaves`: a segment begins by the wrong clock.
+fn ahead_and_back(leaves: bool) -> (Fixture, Timestamp) {
     let clock = TestClock::new();
     // A clock that shows less than 2026 counts as wrong.
     clock.jump(1000 * 24 * HOUR);
     let now = clock.now();
-    // A start believes the system's clock.
     let year = 365 * 24 * HOUR;
-    clock.jump(year);
     let (disk, config) = (SimDisk::new(), config());
     let (core, report) = open(&disk, &config, &clock).unwrap();
     let f = Fixture {
@@ -216,10 +215,15 @@ fn scans_by_time_find_records_of_a_clock_that_went_back() {
         core,
         report,
     };
-    // A segment begins by that clock.
-    let left = f.core.inbox.leave_segment();
-    f.core.turn();
-    drop(left);
+    f.append("c", b"before").unwrap();
+    // A start believes the system's clock.
+    f.clock.jump(year);
+    let f = f.restart();
+    if leaves {
+        let left = f.core.inbox.leave_segment();
+        f.core.turn();
+        drop(left);
+    }
     for log in ["a", "b/1", "b/2"] {
         f.append(log, b"ahead").unwrap();
     }
@@ -228,22 +232,85 @@ fn scans_by_time_find_records_of_a_clock_that_went_back() {
         f.clock.advance(HOUR / 12);
         f.append("c", b"now").unwrap();
     }
-    f.fill_logs(1, 6);
-    let found = || {
-        let time = now.saturating_add_micros(year / 2);
-        let by_time = |selector| f.told_of_many(&selector, ScanStart::Time(time));
-        [Selector::All, Selector::Prefix("b/".to_owned())].map(by_time)
-    };
-    let expected = found();
-    assert!(expected.iter().all(|told| told.contains("b/1 0 1")));
+    (f, now.saturating_add_micros(year / 2))
+}
+
+#[test]
+fn scans_by_time_find_records_of_a_clock_that_went_back() {
+    for leaves in [true, false] {
+        let (f, time) = ahead_and_back(leaves);
+        f.fill_logs(1, 6);
+        let found = |f: &Fixture| {
+            let by_time = |selector| f.told_of_many(&selector, ScanStart::Time(time));
+            [Selector::All, Selector::Prefix("b/".to_owned())].map(by_time)
+        };
+        let expected = found(&f);
+        assert!(expected.iter().all(|told| told.contains("b/1 0 1")));
+        f.sort();
+        assert!(f.runs() > 0);
+        assert_eq!(found(&f), expected);
+        // Runs of runs.
+        f.fill_logs(2, 6);
+        let expected = found(&f);
+        f.sort();
+        assert_eq!(found(&f), expected);
+        let f = f.restart();
+        assert_eq!(found(&f), expected);
+    }
+}
+
+/// No record has an earlier time than the one before it in its log.
+#[test]
+fn scans_by_time_find_later_records_of_a_log_that_was_ahead() {
+    let (f, time) = ahead_and_back(false);
+    for seed in 1..7 {
+        f.fill_logs(seed, 2);
+        f.append("idle", b"now").unwrap();
+    }
+    let found = |f: &Fixture| f.told_of_many(&Selector::All, ScanStart::Time(time));
+    // The records of the clock that was wrong leave, and the file that has them begins with a later arrival.
+    for log in ["a", "b/1", "b/2"] {
+        f.trim_to(log, 1);
+    }
+    let expected = found(&f);
+    for log in ["a", "b/1", "b/2"] {
+        assert!(expected.contains(&format!("{log} 1 ")), "{log}: {expected}");
+    }
+    assert!(!expected.contains("idle 0"));
     f.sort();
     assert!(f.runs() > 0);
-    assert_eq!(found(), expected);
-    // Runs of runs.
-    f.fill_logs(2, 6);
-    let expected = found();
+    assert_eq!(found(&f), expected);
+    let f = f.restart();
+    assert_eq!(found(&f), expected);
+}
+
+#[test]
+fn scan_passes_a_run_with_many_logs_that_keep_nothing() {
+    let f = Fixture::with(SimDisk::new(), config());
+    let logs: Vec<String> = (0..20_000).map(|number| format!("l{number}")).collect();
+    let data: &[&[u8]] = &[b"x"];
+    for logs in logs.chunks(80) {
+        let records = logs.iter().map(|log| (log.as_str(), data));
+        let records: Vec<_> = records.collect();
+        f.append_batch(batch(&records)).unwrap();
+    }
+    for log in &logs {
+        f.trim_to(log, 1);
+    }
+    f.fill_logs(1, 3);
     f.sort();
-    assert_eq!(found(), expected);
+    assert!(f.runs() > 0);
+    for (selector, dropped) in [("none/", 0), ("l", logs.len())] {
+        let selector = Selector::Prefix(selector.to_owned());
+        let mut scan = f.scan(selector, ScanStart::First, false);
+        let (mut chunks, mut gaps) = (0, 0);
+        while let Some(chunk) = next_chunk(&mut scan).unwrap().unwrap() {
+            chunks += 1;
+            assert!(chunks < 50_000, "the scan comes to its end");
+            gaps += chunk.gaps.len();
+        }
+        assert_eq!(gaps, dropped);
+    }
 }
 
 #[test]

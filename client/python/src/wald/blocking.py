@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -376,6 +377,13 @@ async def _next_of(items: Any, turn: asyncio.Lock) -> object:
             return _END
 
 
+class _Raised:
+    """An error in the place of an item. It must come to a caller, as an item must."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class BlockingIterator(Part[S], Generic[S, T]):
     """An iterator over a scan, which any thread can close."""
 
@@ -385,6 +393,8 @@ class BlockingIterator(Part[S], Generic[S, T]):
         # Calls underway, which the end of the iterator ends.
         self._underway: set[asyncio.Task[Any]] = set()
         self._turn = asyncio.Lock()
+        # Errors that no caller got.
+        self._missed: deque[_Raised] = deque()
         client._iterators.add(self)
 
     def __iter__(self) -> Self:
@@ -398,16 +408,38 @@ class BlockingIterator(Part[S], Generic[S, T]):
         again. Raises StopIteration at the end, and once another thread has closed this."""
         before = self._inner.cursor if isinstance(self._inner, AsyncScan) else None
         item = self._loop.wait(
-            lambda: self._until_ended(self._step),
+            lambda: self._until_ended(self._item),
             None if timeout is None else to_seconds(timeout),
-            lambda item: None if item is _END else self._inner._take_back(cast(Any, item), before),
+            lambda item: self._take_back(item, before),
         )
         if item is _END:
             raise StopIteration
+        if isinstance(item, _Raised):
+            try:
+                raise item.error
+            finally:
+                # A traceback that refers to itself would keep its frames.
+                del item
         return cast(T, item)
+
+    async def _item(self) -> object:
+        """The next item, _END, or an error in its place."""
+        if self._missed:
+            return self._missed.popleft()
+        try:
+            return await self._step()
+        except Exception as error:
+            return _Raised(error)
 
     async def _step(self) -> object:
         return await _next_of(self._inner, self._turn)
+
+    def _take_back(self, item: object, before: bytes | None) -> None:
+        """Hands an item out again that no caller got."""
+        if isinstance(item, _Raised):
+            self._missed.append(item)
+        elif item is not _END:
+            self._inner._take_back(cast(Any, item), before)
 
     async def _until_ended(self, step: Callable[[], Awaitable[object]]) -> object:
         """Makes a step, which the end of the iterator ends."""

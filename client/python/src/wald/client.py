@@ -859,11 +859,6 @@ class Client:
             except WaldError as failure:
                 error = failure
                 owned = connection is not None and self._nodes.follows(connection.endpoint, error)
-            except asyncio.CancelledError:
-                if not self._closed:
-                    raise
-                # The call was cancelled, not its caller.
-                error = connection_lost("the client was closed")
             failures += 1
             # Two servers that name each other must not make the client spin.
             hurried = owned and not hurried
@@ -896,8 +891,24 @@ def settings_of_env(settings: Mapping[str, Any]) -> dict[str, Any]:
 async def _answer_of(method, request, timeout: float):
     """The answer, and the metadata before it. A call that has failed must not stay in a variable of a task: its channel would
     count it among the calls that it waits for when it is closed, and would connect again meanwhile."""
-    call = method(request, timeout=timeout)
-    return await call, await call.initial_metadata()
+
+    async def answer():
+        call = method(request, timeout=timeout)
+        return await call, await call.initial_metadata()
+
+    # In a task of its own: the end of the channel cancels its calls, which must not look like a cancelled caller.
+    answering = asyncio.ensure_future(answer())
+    # A cancelled caller does not take the error.
+    answering.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        await asyncio.wait([answering])
+        if answering.cancelled():
+            raise connection_lost("the channel was closed")
+        return answering.result()
+    finally:
+        answering.cancel()
+        # An error refers to this frame, and would keep itself.
+        del answering
 
 
 def one_start(**starts) -> None:

@@ -255,9 +255,14 @@ class Producer:
     async def flush(self) -> None:
         """Waits until everything handed over is acked. Raises the failure that ended the
         producer, if there was one."""
+        await self._flush_all(closes=False)
+
+    async def _flush_all(self, closes: bool) -> None:
         async with self._turn:
             if self.error is None and not self._closed:
                 await self._flush_when_room()
+            # Calls that wait for their turn come too late.
+            self._closed = self._closed or closes
         handed_over = self.sequence
         while self.sequence - len(self._unacked) < handed_over and self._unacked:
             await self._next_progress()
@@ -267,15 +272,14 @@ class Producer:
     async def close(self) -> None:
         """Waits until everything is acked, and takes no more. The server forgets a random id.
         Raises the failure that ended the producer, if there was one."""
+        forgets = self._is_drawn and not self._closed
         try:
-            await self.flush()
-            forgets = self._is_drawn and self.sequence > 0 and not self._closed
-            self._closed = True
+            await self._flush_all(closes=True)
             if self._stream is not None:
                 # There is nothing underway, so that it ends at once.
                 self._stream.half_close()
                 await asyncio.wait([self._stream.ended], timeout=1.0)
-            if forgets and not self._client.closed:
+            if forgets and self.sequence > 0 and not self._client.closed:
                 # If it fails, the server forgets the id once it has been idle for long enough.
                 with contextlib.suppress(WaldError):
                     await self._client.forget_producer(self.log, self.id, log_id=self.log_id, timeout=1.0)

@@ -82,7 +82,8 @@ class Scan:
         # The last connection, and the token of its call.
         self._connection = None
         self._token: str | None = None
-        self._reading: asyncio.Future | None = None
+        # The step underway, or done with a result that nobody has taken yet.
+        self._stepping: asyncio.Task[None] | None = None
         self._event: ScanEvent | None = None
         self._place = _Place.START
         self._opened = False
@@ -97,7 +98,11 @@ class Scan:
         """The failure that broke the connection; None again once it is back."""
 
     async def __aenter__(self) -> Scan:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(self, *_) -> None:
@@ -112,9 +117,9 @@ class Scan:
                 event, self._event = self._event, None
                 self.cursor = event.cursor
                 return event
-            if self._ended:
+            if self._is_over():
                 raise StopAsyncIteration
-            await self._step(self._open if self._call is None else self._receive)
+            await self._advance()
 
     def _begin_behind(self, cursor: bytes) -> None:
         """Begins behind this cursor, instead of the place that the caller said."""
@@ -129,19 +134,40 @@ class Scan:
 
     async def open(self) -> None:
         """Connects now; otherwise the first event does it."""
-        while self._call is None and not self._ended:
-            await self._step(self._open)
+        while self._call is None and not self._is_over():
+            await self._advance()
 
     def close(self) -> None:
         """Ends it; received events that were not handed out are dropped."""
         self._ended = True
         self._event = None
+        if self._stepping is not None:
+            self._stepping.cancel()
+            self._stepping = None
         self._disconnect()
 
     @property
     def caught_up(self) -> bool:
         """Everything that was there when the last message was sent has been handed out."""
         return self._caught_up and self._event is None
+
+    def _is_over(self) -> bool:
+        """No step follows, and a failure of the last one was raised."""
+        return self._ended and self._stepping is None
+
+    async def _advance(self) -> None:
+        """One step, in a task of its own: a caller who loses patience neither breaks it off, nor begins its waits again."""
+        if self._stepping is None:
+            self._stepping = asyncio.ensure_future(self._step(self._open if self._call is None else self._receive))
+            # A scan that is closed needs no caller who takes the failure of its last step.
+            self._stepping.add_done_callback(lambda step: step.cancelled() or step.exception())
+        stepping = self._stepping
+        await asyncio.wait([stepping])
+        if self._stepping is stepping:
+            self._stepping = None
+        # The end of the scan cancels the step.
+        if not stepping.cancelled():
+            stepping.result()
 
     async def _step(self, step) -> None:
         try:
@@ -176,6 +202,7 @@ class Scan:
                     await call.code(), await call.details(), await call.trailing_metadata(), self._connection
                 )
         except asyncio.TimeoutError:
+            call.cancel()
             raise self._silent() from None
         except asyncio.CancelledError:
             call.cancel()
@@ -209,14 +236,14 @@ class Scan:
         request.lsn = max(tail.tail_lsn - request.tail_offset, tail.first_lsn)
 
     async def _receive(self) -> None:
-        # A caller who loses patience must not break the stream, so the read continues in a
-        # task.
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._call.read())
-        done, _ = await asyncio.wait([self._reading], timeout=self._client.silence_timeout)
+        # In a task of its own, so that a broken call, which cancels its reads, does not look like the end of this scan.
+        reading = asyncio.ensure_future(self._call.read())
+        try:
+            done, _ = await asyncio.wait([reading], timeout=self._client.silence_timeout)
+        finally:
+            reading.cancel()
         if not done:
             raise self._silent()
-        reading, self._reading = self._reading, None
         if reading.cancelled():
             raise connection_lost("the stream was broken off")
         message = reading.result()
@@ -282,9 +309,6 @@ class Scan:
         )
 
     def _disconnect(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
         if self._call is not None:
             self._call.cancel()
             self._call = None

@@ -133,7 +133,7 @@ fn wrapping_keys_change_while_the_ring_is_in_use() {
     let keks = |text: &str| Keks::parse("keys".to_owned(), text.as_bytes()).unwrap();
     let before = disk.contents("keys/ring");
     // The earlier key would be lost.
-    let error = ring.take(keks(OTHER)).unwrap_err();
+    let error = ring.take(keks(OTHER)).unwrap_err().to_string();
     assert!(error.contains("does not have"), "{error}");
     assert_eq!(disk.contents("keys/ring"), before);
     ring.rotate(|| Position::ZERO).unwrap();
@@ -536,12 +536,33 @@ fn ring_that_no_start_would_read_is_refused_when_it_is_written() {
         last = id;
         prepared.err()
     });
-    let refused = refused.unwrap().to_string();
+    let refused = refused.unwrap();
+    // The engine answers the request as on a full disk, and goes on.
+    assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
+    let refused = refused.to_string();
     assert!(refused.contains("new store"), "{refused}");
     assert!(before.len() > 1 << 19);
     // The ring before stays in force, here and on the disk.
     assert!(ring.newest(LogId::new(last)).is_none());
     assert!(ring.newest(LogId::new(KEYS_AHEAD)).is_some());
     assert!(disk.contents("keys/ring").unwrap() == before);
-    opened(&disk, EncryptionScope::Log, KEY);
+    let ring = opened(&disk, EncryptionScope::Log, KEY);
+    // Erasures note the names of their logs, and have room for some.
+    assert!(before.len() < (1 << 20) - (10 << 10));
+    let log = ring
+        .shred(LogId::new(KEYS_AHEAD), &"n".repeat(200))
+        .unwrap();
+    ring.destroy(&log).unwrap();
+    assert!(ring.newest(LogId::new(KEYS_AHEAD)).is_none());
+}
+
+#[test]
+fn new_keys_walk_over_no_key_of_other_owners() {
+    let disk = SimDisk::new();
+    let ring = opened(&disk, EncryptionScope::Log, KEY);
+    for id in (1..20).map(|group| group * KEYS_AHEAD) {
+        ring.prepare(&[(LogId::new(id), "a")], LogsExist::Next)
+            .unwrap();
+    }
+    assert_eq!(ring.state().walks, 0);
 }

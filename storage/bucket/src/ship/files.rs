@@ -48,8 +48,18 @@ const REMOVED_AT_ONCE: usize = 1000;
 /// The manifest that counts.
 struct NewestManifest {
     name: String,
-    position: Position,
+    manifest: Arc<BackupManifest>,
     digests: HashSet<ContentDigest>,
+}
+
+impl NewestManifest {
+    fn new(name: String, manifest: Arc<BackupManifest>) -> Self {
+        Self {
+            name,
+            digests: manifest.files.iter().map(|file| file.digest).collect(),
+            manifest,
+        }
+    }
 }
 
 /// The files of a replica, as its owner knows them.
@@ -60,6 +70,8 @@ pub(super) struct ReplicaFiles {
     /// Number of the next manifest in this term.
     next: u64,
     newest: Option<NewestManifest>,
+    /// Whether the log has an error about the damage in the newest manifest.
+    is_reported: bool,
     /// Content by term and digest, and since when no manifest that counted has named it, at the earliest.
     content: BTreeMap<(u64, ContentDigest), Instant>,
     /// Manifests that do not count, and since when.
@@ -89,11 +101,7 @@ impl ReplicaFiles {
                 return Ok::<_, ShipError>(None);
             };
             let manifest = read_manifest(bucket, &row.name, &*format).await?;
-            Ok(Some(NewestManifest {
-                name: row.name,
-                position: Position::new(row.position),
-                digests: manifest.files.iter().map(|file| file.digest).collect(),
-            }))
+            Ok(Some(NewestManifest::new(row.name, Arc::new(manifest))))
         };
         // Clients wait for the answers.
         let (newest, content, manifests) =
@@ -113,12 +121,19 @@ impl ReplicaFiles {
                 .filter(|(name, _)| Some(name.as_str()) != counts)
                 .collect(),
             newest,
+            is_reported: false,
         })
     }
 
     /// Files hold the journal below this position; `None` before the first manifest.
     pub(super) fn position(&self) -> Option<Position> {
-        self.newest.as_ref().map(|newest| newest.position)
+        self.newest.as_ref().map(|newest| newest.manifest.position)
+    }
+
+    /// Whether the newest manifest names no damage.
+    fn is_whole(&self) -> bool {
+        let newest = self.newest.as_ref();
+        newest.is_none_or(|newest| newest.manifest.damage.is_empty())
     }
 
     /// Uploads files while segments wait for it. Returns when the tail stores nothing any more.
@@ -135,7 +150,8 @@ impl ReplicaFiles {
                 sleep(LOOK_PAUSE).await;
                 continue;
             }
-            if done.is_ok() {
+            // Older content may be the only good copy of a file that the newest manifest names as damaged.
+            if done.is_ok() && self.is_whole() {
                 done = self.tidy(ship.settings.keep).await;
             }
             match done {
@@ -158,30 +174,29 @@ impl ReplicaFiles {
             self.name_first(ship, tail).await?;
         }
         // An upload that fails is repeated, so it leaves no segment: each would be another file, and nearly empty.
-        let backup = ship.source.files(self.known()).await?;
-        let (manifest, sent_bytes) = self.send(ship, backup).await?;
+        let (manifest, sent_bytes) = self.send(ship).await?;
         // A run may rest on a trim that the tail does not have yet.
         let durable = ship.source.progress().durable;
         if !known_bad::makes(ShipMistake::ManifestBeforeTrims) {
             ship.reach(durable).await;
         }
-        self.name(ship, tail, &manifest, sent_bytes).await
+        self.name(ship, tail, manifest, sent_bytes).await
     }
 
     /// Makes a manifest count without its content: a mistake ([`ShipMistake::ManifestBeforeContent`]).
     async fn name_first(&mut self, ship: &Ship, tail: &ReplicaTail) -> Result<(), ShipError> {
-        let mut backup = ship.source.files(self.known()).await?;
+        let mut backup = self.begin(ship).await?;
         while let Some(part) = backup.next().await? {
             if let BackupPart::Manifest(manifest) = part {
                 drop(backup);
-                return self.name(ship, tail, &manifest, 0).await;
+                return self.name(ship, tail, manifest, 0).await;
             }
         }
         Ok(())
     }
 
     /// Digests of content that is in the bucket, and stays there.
-    pub(super) fn known(&self) -> HashSet<ContentDigest> {
+    fn known(&self) -> HashSet<ContentDigest> {
         let is_named = |digest: &ContentDigest| {
             let newest = self.newest.as_ref();
             newest.is_some_and(|newest| newest.digests.contains(digest))
@@ -191,12 +206,19 @@ impl ReplicaFiles {
         stays.map(|(_, digest)| *digest).collect()
     }
 
-    /// Sends the content of a backup that the bucket lacks. Returns its manifest and the number of bytes sent.
+    /// Begins a backup of the finished files.
+    async fn begin(&self, ship: &Ship) -> Result<Box<dyn Backup>, ShipError> {
+        let newest = self.newest.as_ref();
+        let earlier = newest.map(|newest| Arc::clone(&newest.manifest));
+        Ok(ship.source.files(self.known(), earlier).await?)
+    }
+
+    /// Sends the content of the finished files that the bucket lacks. Returns their manifest and the number of bytes sent.
     pub(super) async fn send(
         &mut self,
         ship: &Ship,
-        mut backup: Box<dyn Backup>,
     ) -> Result<(Arc<BackupManifest>, u64), ShipError> {
+        let mut backup = self.begin(ship).await?;
         let mut uploads = Uploads::new(self.bucket.clone());
         let mut manifest: Option<Arc<BackupManifest>> = None;
         let mut current: Option<(usize, Upload)> = None;
@@ -253,10 +275,10 @@ impl ReplicaFiles {
         &mut self,
         ship: &Ship,
         tail: &ReplicaTail,
-        manifest: &BackupManifest,
+        manifest: Arc<BackupManifest>,
         sent_bytes: u64,
     ) -> Result<(), ShipError> {
-        let bytes = bytes::Bytes::from(self.format.encode(manifest));
+        let bytes = bytes::Bytes::from(self.format.encode(&manifest));
         if bytes.len() as u64 > LARGEST_MANIFEST {
             let (files, size) = (manifest.files.len(), bytes.len());
             return Err(ShipError::Manifest {
@@ -288,11 +310,7 @@ impl ReplicaFiles {
         ship.is_up();
         let now = Instant::now();
         self.old.retain(|(old, _)| *old != name);
-        let newest = NewestManifest {
-            name,
-            position,
-            digests: manifest.files.iter().map(|file| file.digest).collect(),
-        };
+        let newest = NewestManifest::new(name, Arc::clone(&manifest));
         if let Some(before) = self.newest.replace(newest) {
             for ((_, digest), unnamed) in &mut self.content {
                 if before.digests.contains(digest) {
@@ -309,6 +327,13 @@ impl ReplicaFiles {
             position,
             tail_rows: ship.shipped.borrow().rows(),
         });
+        let is_whole = self.is_whole();
+        let was_reported = std::mem::replace(&mut self.is_reported, !is_whole);
+        if !is_whole && !was_reported {
+            ship.observer.event(&ShipEvent::Damaged {
+                places: manifest.damage.len() as u64,
+            });
+        }
         Ok(())
     }
 
@@ -347,7 +372,7 @@ impl ReplicaFiles {
         }
     }
 
-    fn malformed(&self, what: &str) -> ShipError {
+    pub(super) fn malformed(&self, what: &str) -> ShipError {
         let what = format!("the manifest of the store's files {what}");
         BucketError::new(BucketErrorKind::Damaged, self.bucket.place(), what).into()
     }

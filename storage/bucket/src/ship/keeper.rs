@@ -359,6 +359,7 @@ async fn name_stand_bys(
     };
     let mut nodes = NodeWatch::new(membership.bucket(), membership.beat_pause());
     let mut has_announced = false;
+    let serves_since = Instant::now();
     // Changes of the ring do not put the looks off.
     let mut look_at = Instant::now() + membership.beat_pause();
     loop {
@@ -382,6 +383,12 @@ async fn name_stand_bys(
         let generation = stored.as_ref().map(|stored| *stored.borrow());
         if let Some(generation) = generation.filter(|now| *now != owned.record().keys) {
             let shows = owned.change(|record| keys::announce(record, generation));
+            let _ = timeout(membership.beat_pause(), shows).await;
+        }
+        // A ttl has three pauses.
+        let has_served = serves_since.elapsed() >= membership.beat_pause() * 3;
+        if has_served && owned.record().starts > 0 {
+            let shows = owned.change(|record| record.starts = 0);
             let _ = timeout(membership.beat_pause(), shows).await;
         }
         let Ok(Ok(seen)) = timeout(membership.beat_pause(), nodes.look()).await else {

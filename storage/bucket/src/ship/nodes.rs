@@ -22,7 +22,7 @@ use wald_storage::OwnerLease;
 use super::ShipSource;
 use crate::beat::{BeatProgress, Beating, Beats, boottime};
 use crate::bucket::Bucket;
-use crate::error::BucketError;
+use crate::error::{BucketError, BucketErrorKind};
 use crate::record::{BucketRecord, random};
 
 /// Directory of the records.
@@ -322,6 +322,8 @@ pub struct NodeWatch {
     looked: Option<Duration>,
     /// The newest version of each, and the time at which it was seen first.
     seen: HashMap<String, (BucketRecord<NodeRecord>, Duration)>,
+    /// Why a record could not be read at the last look.
+    unread: Option<BucketError>,
 }
 
 impl NodeWatch {
@@ -337,6 +339,7 @@ impl NodeWatch {
             clock,
             looked: None,
             seen: HashMap::new(),
+            unread: None,
         }
     }
 
@@ -353,10 +356,11 @@ impl NodeWatch {
         self.looked = Some(now);
     }
 
-    /// The nodes now, by name; 64 at most: those whose records were written last.
+    /// The nodes now, by name; 64 at most: those whose records were written last. A record that this version cannot read is
+    /// left out: see [`NodeWatch::unread`].
     ///
     /// # Errors
-    /// `Damaged` if a record is none; others if the bucket fails. The nodes of the last look are still known then.
+    /// If the bucket fails. The nodes of the last look are still known then.
     pub async fn look(&mut self) -> Result<Vec<SeenNode>, BucketError> {
         let mut listed = self.bucket.list(NODES).await?;
         // Nodes that beat come before those that have ended. The clock of the bucket decides nothing else.
@@ -365,8 +369,16 @@ impl NodeWatch {
         let mut names: Vec<String> = listed.into_iter().map(|entry| entry.name).collect();
         names.sort_unstable();
         self.seen.retain(|name, _| names.contains(name));
+        self.unread = None;
         for name in &names {
-            self.look_at(name).await?;
+            match self.look_at(name).await {
+                // A newer version may have written it. The other nodes must still follow each other.
+                Err(error) if error.kind() == BucketErrorKind::Damaged => {
+                    self.seen.remove(name);
+                    self.unread = Some(error);
+                }
+                looked => looked?,
+            }
         }
         self.forget_blind_time();
         let now = (self.clock)();
@@ -378,6 +390,11 @@ impl NodeWatch {
         let mut nodes: Vec<SeenNode> = seen.collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(nodes)
+    }
+
+    /// Why a record could not be read at the last look. The look left it out.
+    pub(super) fn unread(&self) -> Option<&BucketError> {
+        self.unread.as_ref()
     }
 
     async fn look_at(&mut self, name: &str) -> Result<(), BucketError> {
@@ -493,6 +510,23 @@ mod tests {
         a.leave().await.unwrap();
         let seen = watch.look().await.unwrap();
         assert!(!seen[0].is_alive() && watch.bury("a").await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_nobody_can_read_hides_no_other_node() {
+        paused_clock();
+        let (bucket, _, _) = faulty();
+        let _nodes = (join(&bucket, "a").await, join(&bucket, "c").await);
+        bucket.put("nodes/b", "{".into()).await.unwrap();
+        let mut watch = NodeWatch::by(&bucket, TTL / 6, paused_clock);
+        let seen = watch.look().await.unwrap();
+        let names: Vec<&str> = seen.iter().map(|node| &*node.name).collect();
+        assert_eq!(names, ["a", "c"]);
+        let unread = watch.unread().unwrap().to_string();
+        assert!(unread.contains("nodes/b is no record"), "{unread}");
+        bucket.remove(&["nodes/b".to_owned()]).await.unwrap();
+        watch.look().await.unwrap();
+        assert!(watch.unread().is_none());
     }
 
     #[tokio::test(start_paused = true)]

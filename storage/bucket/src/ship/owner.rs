@@ -29,6 +29,9 @@ const OWNER: &str = "shards/0/owner";
 const ATTEMPTS: usize = 5;
 /// Pause between two attempts.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum number of processes of one owner that go on one after the other, and end before they have served for a ttl. The next
+/// one leaves the store to a stand-by.
+const MOST_STARTS: u64 = 3;
 
 /// State of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,9 +76,17 @@ pub struct OwnerRecord {
     /// Generation of the key ring in the bucket, in this term; 0 if the records are plain.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub keys: u64,
+    /// Number of processes of this node that went on with the store one after the other, since one has served for a ttl.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub starts: u64,
 }
 
 impl OwnerRecord {
+    /// Whether the processes of this node have ended too early too often, so that the next one leaves the store to a stand-by.
+    pub fn starts_in_vain(&self) -> bool {
+        self.starts >= MOST_STARTS && !self.stand_bys.is_empty()
+    }
+
     /// Reads the record; `None` if the store had no owner.
     ///
     /// # Errors
@@ -150,13 +161,14 @@ impl OwnerClaim {
             successor: None,
             ends: false,
             keys: 0,
+            starts: 0,
         };
         Ok(mine.write(bucket, None).await?.is_some())
     }
 
     /// Makes the beats of this process count as the owner's, while it still opens the store of an earlier process with the same
     /// directory. Otherwise a stand-by would follow that process after its `lease_ttl`, however alive this one is. Returns
-    /// false if another node has changed the record.
+    /// false if another node has changed the record, or if a stand-by must follow: [`OwnerRecord::starts_in_vain`].
     ///
     /// # Errors
     /// If the bucket fails. Then the record may or may not show it.
@@ -168,9 +180,14 @@ impl OwnerClaim {
         if is_shown || !self.is_mine(&found.value) || found.value.state == OwnerState::Released {
             return Ok(self.is_mine(&found.value));
         }
+        // A process that opens the store and dies would keep it from its stand-bys for ever.
+        if found.value.starts_in_vain() {
+            return Ok(false);
+        }
         let mine = OwnerRecord {
             process: self.process.clone(),
             ends: false,
+            starts: found.value.starts + 1,
             ..found.value.clone()
         };
         Ok(mine.write(bucket, Some(&found)).await?.is_some())
@@ -312,6 +329,9 @@ impl Owned {
                 successor: None,
                 ends: false,
                 keys: other.map_or(0, |owner| owner.keys),
+                starts: other
+                    .filter(|owner| owner.node == claim.node)
+                    .map_or(0, |owner| owner.starts),
             };
             let Some(record) = mine.write(bucket, found.as_ref()).await? else {
                 continue;
@@ -436,6 +456,35 @@ mod tests {
             own(&bucket, &claim("b", None)).await.unwrap().tail.term(),
             3
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_owner_that_never_serves_for_long_leaves_the_store_to_a_stand_by() {
+        let (bucket, _, _) = faulty();
+        let begins = |process: &str| OwnerClaim {
+            process: process.to_owned(),
+            ..claim("a", Some(u64::MAX))
+        };
+        let mut owned = own(&bucket, &begins("first")).await.unwrap();
+        let named = |record: &mut OwnerRecord| record.stand_bys = vec!["b".to_owned()];
+        owned.change(named).await.unwrap();
+        for process in ["second", "third", "fourth"] {
+            assert!(begins(process).goes_on(&bucket).await.unwrap());
+            // A repeat after an unclear answer counts once. So does the claim of the process.
+            assert!(begins(process).goes_on(&bucket).await.unwrap());
+            own(&bucket, &begins(process)).await.unwrap();
+        }
+        let before = OwnerRecord::read(&bucket).await.unwrap().unwrap();
+        assert!(!begins("fifth").goes_on(&bucket).await.unwrap());
+        let after = OwnerRecord::read(&bucket).await.unwrap().unwrap();
+        assert!(after.is_same_version(&before) && after.value.starts == 3);
+        // Without a stand-by nobody else could serve.
+        let alone = OwnerRecord {
+            stand_bys: Vec::new(),
+            ..after.value.clone()
+        };
+        alone.write(&bucket, Some(&after)).await.unwrap().unwrap();
+        assert!(begins("fifth").goes_on(&bucket).await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]

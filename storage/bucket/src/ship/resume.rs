@@ -140,7 +140,7 @@ impl Shipper {
             self.ship.source.release(Position::ZERO);
             if is_sorted(&*self.ship.source).await? {
                 reaches_rows(&self.ship.bucket, last.as_ref(), durable)?;
-                return self.first_files().await;
+                return self.first_files(last).await;
             }
             if let Some(last) = last {
                 self.rows_agree(&last, durable).await?;
@@ -196,19 +196,26 @@ impl Shipper {
         }
     }
 
-    /// The first owner of a store that has sorted a part of its journal: files come first. Nothing counts as replicated
-    /// before they have their manifest.
-    async fn first_files(&mut self) -> Result<(), ShipError> {
-        let backup = self.ship.source.backup(self.files.known()).await?;
-        let (manifest, sent_bytes) = self.files.send(&self.ship, backup).await?;
+    /// The first owner of a store that has sorted a part of its journal: files come first. They end with a segment, so the
+    /// rows begin with one. Nothing counts as replicated before the files have their manifest. `last`: a row of an earlier
+    /// attempt.
+    async fn first_files(&mut self, last: Option<LastRow>) -> Result<(), ShipError> {
+        let (manifest, sent_bytes) = self.files.send(&self.ship).await?;
         let position = manifest.position;
+        // The sorter leaves the newest finished segment.
+        if position == Position::ZERO {
+            return Err(self.files.malformed("names no finished segment"));
+        }
+        let durable = self.ship.source.progress().durable;
+        if let Some(last) = last.filter(|last| last.end() > position) {
+            self.rows_agree(&last, durable).await?;
+        }
         self.ship
             .shipped
             .send_modify(|shipped| shipped.skip_to(position));
-        let durable = self.ship.source.progress().durable;
         self.store_to(durable).await?;
         self.files
-            .name(&self.ship, &self.tail, &manifest, sent_bytes)
+            .name(&self.ship, &self.tail, manifest, sent_bytes)
             .await?;
         self.store_rest(durable).await
     }

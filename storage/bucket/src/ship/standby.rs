@@ -116,6 +116,11 @@ impl StandByWatch {
         self.seen.as_ref().map_or(&[], |seen| &seen.0)
     }
 
+    /// Why the record of a node could not be read at the last look. An owner with such a record counts as alive.
+    pub fn unread(&self) -> Option<&BucketError> {
+        self.nodes.unread()
+    }
+
     async fn look_at_nodes(&mut self) -> Result<(), BucketError> {
         let now = (self.clock)();
         let is_due = |seen: &Since<_>| now.saturating_sub(seen.1) >= self.ttl / 6;

@@ -11,10 +11,10 @@ use rand::{RngExt as _, SeedableRng as _};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use wald_storage::{
-    Append as _, AppendError, BackupFile, BackupView, Batch, ContentDigest, Durability, Guard,
-    LocalEngine, LogName, LogRecords, LogTarget, Lsn, NoObserver, ReadLogs as _, ReadRequest,
-    ReadStart, RealDisk, Record, RecoveryEpoch, ReplicaBounds, ReplicaContent, RestoredAs,
-    StorageConfig, SystemClock, Timestamp, block_on, content_path,
+    Append as _, AppendError, BackupDamage, BackupFile, BackupView, Batch, ContentDigest,
+    Durability, Guard, LocalEngine, LogName, LogRecords, LogTarget, Lsn, NoObserver, ReadLogs as _,
+    ReadRequest, ReadStart, RealDisk, Record, RecoveryEpoch, ReplicaBounds, ReplicaContent,
+    RestoredAs, SimDisk, StorageConfig, SystemClock, Timestamp, block_on, content_path,
 };
 
 mod ends;
@@ -37,7 +37,10 @@ fn config(replica: bool) -> StorageConfig {
 }
 
 fn open(directory: &Path, config: StorageConfig) -> Arc<LocalEngine> {
-    let disk = RealDisk::open(directory).unwrap();
+    open_on(RealDisk::open(directory).unwrap(), config)
+}
+
+fn open_on(disk: Arc<dyn wald_storage::Disk>, config: StorageConfig) -> Arc<LocalEngine> {
     let opened = LocalEngine::open(disk, config, Arc::new(SystemClock), Arc::new(NoObserver));
     opened.unwrap().0
 }
@@ -85,6 +88,35 @@ impl ManifestFormat for Lines {
     }
 }
 
+/// As [`Lines`], with a line for each damaged place.
+struct WithDamage;
+
+impl ManifestFormat for WithDamage {
+    fn encode(&self, manifest: &BackupManifest) -> Vec<u8> {
+        let mut whole = manifest.clone();
+        let damage = std::mem::take(&mut whole.damage);
+        let mut bytes = Lines.encode(&whole);
+        for place in damage {
+            bytes.extend(format!("damage {}\n", place.from).bytes());
+        }
+        bytes
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<BackupManifest, String> {
+        let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+        let (whole, damage) = text.split_at(text.find("damage").unwrap_or(text.len()));
+        let place = |line: &str| BackupDamage {
+            segment: None,
+            from: Position::new(line.strip_prefix("damage ").unwrap().parse().unwrap()),
+            to: None,
+            records: None,
+        };
+        let mut manifest = Lines.decode(whole.as_bytes())?;
+        manifest.damage = damage.lines().map(place).collect();
+        Ok(manifest)
+    }
+}
+
 /// Manifests of this many bytes.
 struct Padded(usize);
 
@@ -128,6 +160,7 @@ struct Remote {
     faults: Arc<StoreFaults>,
     events: Arc<Events>,
     settings: ShipSettings,
+    format: Arc<dyn ManifestFormat>,
 }
 
 fn remote() -> Remote {
@@ -147,6 +180,7 @@ fn remote_over(inner: Arc<InMemory>) -> Remote {
             max_lag: 1 << 28,
             keep: Duration::from_secs(24 * 3600),
         },
+        format: Arc::new(Lines),
     }
 }
 
@@ -175,7 +209,8 @@ impl Remote {
         engine: &Arc<LocalEngine>,
         tail: &Arc<ReplicaTail>,
     ) -> Result<Shipper, ShipError> {
-        let parts = parts(self, Arc::clone(engine), None);
+        let mut parts = parts(self, Arc::clone(engine), None);
+        parts.format = Arc::clone(&self.format);
         Shipper::begin(&parts, Arc::clone(tail), None).await
     }
 
@@ -214,7 +249,7 @@ impl Remote {
         restored_as: RestoredAs,
         at: Option<Position>,
     ) -> TempDir {
-        let copy = ReplicaCopy::open(&self.bucket, &Lines, at).await;
+        let copy = ReplicaCopy::open(&self.bucket, &*self.format, at).await;
         self.made(copy.unwrap().unwrap(), config, restored_as, at)
             .await
     }
@@ -568,14 +603,18 @@ async fn the_bucket_of_another_store_is_refused() {
 
 /// Makes a store without a replica that has sorted a part of its journal. Returns the number of its records.
 async fn sorted_store(directory: &Path) -> usize {
-    let engine = open(directory, config(false));
+    sort(&open(directory, config(false))).await
+}
+
+/// Appends records until some are sorted, and ends the engine. Returns their number.
+async fn sort(engine: &LocalEngine) -> usize {
     let mut count = 0;
     let sorted = |engine: &LocalEngine| {
         let segments = engine.segments();
         segments.iter().any(|segment| segment.sorted.is_some())
     };
-    while !sorted(&engine) {
-        append(&engine, data(count, 20 << 10), Durability::Durable)
+    while !sorted(engine) {
+        append(engine, data(count, 20 << 10), Durability::Durable)
             .await
             .unwrap();
         count += 1;
@@ -591,6 +630,20 @@ async fn a_store_that_was_sorted_sends_its_files_first() {
     let machine = tempfile::tempdir().unwrap();
     let count = sorted_store(machine.path()).await;
     let node = remote.start(open(machine.path(), config(true))).await;
+    node.replicate(count, 20 << 10).await;
+    node.kill().await;
+    assert_eq!(remote.restored().await, numbered(count + 1, 20 << 10));
+}
+
+/// A disk that is full for new segments, until there is space again.
+#[tokio::test(start_paused = true)]
+async fn files_come_first_whole_although_the_disk_is_full() {
+    let (remote, disk) = (remote(), SimDisk::new());
+    let count = sort(&open_on(Arc::new(disk.clone()), config(false))).await;
+    disk.set_full(true);
+    let engine = open_on(Arc::new(disk.clone()), config(true));
+    let node = remote.start(engine).await;
+    disk.set_full(false);
     node.replicate(count, 20 << 10).await;
     node.kill().await;
     assert_eq!(remote.restored().await, numbered(count + 1, 20 << 10));
@@ -631,6 +684,7 @@ async fn an_owner_that_is_fenced_names_the_next_one() {
         successor: None,
         ends: false,
         keys: 0,
+        starts: 0,
         node: "second".to_owned(),
         incarnation: "x".to_owned(),
         endpoint: "second:7070".to_owned(),
@@ -897,6 +951,84 @@ async fn content_that_no_recent_manifest_names_is_removed() {
     assert!(remote.bucket.size(&later).await.unwrap().is_some());
     node.end().await;
     assert_eq!(remote.restored().await, numbered(60, 10 << 10));
+}
+
+/// Changes a byte in the middle of the first segment of a store.
+fn rot(directory: &Path) {
+    let segments = std::fs::read_dir(directory.join("journal")).unwrap();
+    let paths = segments.map(|entry| entry.unwrap().path());
+    let number = |path: &Path| path.file_stem()?.to_str()?.parse::<u64>().ok();
+    let first = paths.filter_map(|path| Some((number(&path)?, path))).min();
+    let path = first.unwrap().1;
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = usize::try_from(SEGMENT_BYTES / 2).unwrap();
+    bytes[middle] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+}
+
+/// A configuration with which nothing is sorted.
+fn unsorted() -> StorageConfig {
+    StorageConfig {
+        sorter_step_bytes: 1 << 30,
+        ..config(true)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn content_of_a_segment_that_rots_later_stays() {
+    let mut remote = remote();
+    remote.settings.keep = Duration::from_secs(900);
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), unsorted())).await;
+    for number in 0..40 {
+        node.replicate(number, 10 << 10).await;
+    }
+    until("a manifest counts", || remote.events.count("Named") > 0).await;
+    node.end().await;
+    rot(machine.path());
+    let named = remote.events.count("Named");
+    let node = remote.start(open(machine.path(), unsorted())).await;
+    for number in 40..80 {
+        node.replicate(number, 10 << 10).await;
+    }
+    until("a manifest counts", || remote.events.count("Named") > named).await;
+    sleep(3 * remote.settings.keep).await;
+    node.kill().await;
+    assert_eq!(remote.events.count("Damaged"), 0);
+    assert_eq!(remote.restored().await, numbered(80, 10 << 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_removed_while_the_newest_manifest_has_damage() {
+    let mut remote = remote();
+    remote.settings.keep = Duration::from_secs(900);
+    remote.format = Arc::new(WithDamage);
+    let machine = tempfile::tempdir().unwrap();
+    // Content that nothing names.
+    let old = files::content_path(0, ContentDigest::of(b"7"));
+    remote.bucket.put(&old, "content".into()).await.unwrap();
+    let node = remote.start(open(machine.path(), unsorted())).await;
+    // The segment rots before the bucket has it as a file.
+    *remote.faults.hangs_in.lock().unwrap() = Some("/content/");
+    for number in 0..40 {
+        node.replicate(number, 10 << 10).await;
+    }
+    node.kill().await;
+    rot(machine.path());
+    *remote.faults.hangs_in.lock().unwrap() = None;
+    let node = remote.start(open(machine.path(), unsorted())).await;
+    until("damage is reported", || remote.events.count("Damaged") > 0).await;
+    for number in 40..80 {
+        node.replicate(number, 10 << 10).await;
+    }
+    sleep(3 * remote.settings.keep).await;
+    node.kill().await;
+    // The next owner knows it from the manifest.
+    let node = remote.start(open(machine.path(), unsorted())).await;
+    assert_eq!(remote.events.count("Damaged"), 1);
+    sleep(3 * remote.settings.keep).await;
+    assert!(remote.bucket.size(&old).await.unwrap().is_some());
+    node.kill().await;
 }
 
 fn parts(remote: &Remote, engine: Arc<LocalEngine>, kept_term: Option<u64>) -> ReplicaParts {

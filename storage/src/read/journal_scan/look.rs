@@ -30,7 +30,10 @@ const PIECE_BYTES: u64 = 256 << 10;
 const LARGE_PIECE_BYTES: u64 = 16 << 20;
 
 /// Maximum bytes of the journal that one pass reads, give or take a frame.
+#[cfg(not(test))]
 const LOOK_BYTES: u64 = 16 << 20;
+#[cfg(test)]
+const LOOK_BYTES: u64 = 64 << 10;
 
 /// A scan that is further behind than this reads on a reader thread, even if all bytes are in memory: it takes time
 /// to pass many small frames of other logs.

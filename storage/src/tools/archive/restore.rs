@@ -437,6 +437,7 @@ impl ArchiveRestore<'_> {
             chain: 0,
             next_log_counter: 1,
             arrival: self.plan.arrival,
+            latest: builder.latest(),
             epoch: self.epoch(),
             ..RunHead::empty()
         };

@@ -81,6 +81,8 @@ struct BackupTake {
     store: Arc<Store>,
     pin: Pin,
     known: HashSet<ContentDigest>,
+    /// The manifest of the files that the replica has.
+    earlier: Option<Arc<BackupManifest>>,
     manifest: Arc<BackupManifest>,
     /// While digesting: all files. Afterwards: the files of the manifest, in its order.
     sources: Vec<BackupSource>,
@@ -119,10 +121,14 @@ pub(crate) async fn begin(
             failed(error)?;
         }
     }
-    take(store, indexer, workers, pin, known, unfinished).await
+    let take = move |store, indexer: &Indexer| {
+        BackupTake::new(store, indexer, pin, (known, None), unfinished)
+    };
+    begun(store, indexer, workers, take).await
 }
 
-/// Begins a backup of the finished files as they are. It needs no other backup to end, and leaves no segment.
+/// Begins a backup of the finished files as they are. It needs no other backup to end, and leaves no segment. Segments that
+/// have rotted keep their content in the manifest `earlier`.
 ///
 /// # Errors
 /// If the journal has failed.
@@ -131,9 +137,13 @@ pub(crate) async fn begin_finished(
     indexer: &Arc<Indexer>,
     workers: &Arc<Workers>,
     known: HashSet<ContentDigest>,
+    earlier: Option<Arc<BackupManifest>>,
 ) -> Result<Box<dyn Backup>, BackupError> {
     let pin = pin(store, PinPurpose::Replica)?;
-    take(store, indexer, workers, pin, known, false).await
+    let take = move |store, indexer: &Indexer| {
+        BackupTake::new(store, indexer, pin, (known, earlier), false)
+    };
+    begun(store, indexer, workers, take).await
 }
 
 fn pin(store: &Store, purpose: PinPurpose) -> Result<Pin, BackupError> {
@@ -143,18 +153,14 @@ fn pin(store: &Store, purpose: PinPurpose) -> Result<Pin, BackupError> {
     pin.ok_or(BackupError::Busy { running: AT_A_TIME })
 }
 
-async fn take(
+async fn begun(
     store: &Arc<Store>,
     indexer: &Arc<Indexer>,
     workers: &Arc<Workers>,
-    pin: Pin,
-    known: HashSet<ContentDigest>,
-    unfinished: bool,
+    take: impl FnOnce(Arc<Store>, &Indexer) -> Result<BackupTake, BackupError> + Send + 'static,
 ) -> Result<Box<dyn Backup>, BackupError> {
     let (store, indexer) = (Arc::clone(store), Arc::clone(indexer));
-    let take = workers
-        .run(move || BackupTake::new(store, &indexer, pin, known, unfinished))
-        .await?;
+    let take = workers.run(move || take(store, &indexer)).await?;
     Ok(Box::new(Taking {
         workers: Arc::clone(workers),
         take: Some(Box::new(take)),
@@ -190,7 +196,7 @@ impl BackupTake {
         store: Arc<Store>,
         indexer: &Indexer,
         pin: Pin,
-        known: HashSet<ContentDigest>,
+        (known, earlier): (HashSet<ContentDigest>, Option<Arc<BackupManifest>>),
         unfinished: bool,
     ) -> Result<Self, BackupError> {
         let created = store.journal.clock.now();
@@ -290,6 +296,7 @@ impl BackupTake {
             store,
             pin,
             known,
+            earlier,
             manifest: Arc::new(manifest),
             kept: vec![false; sources.len()],
             whole: Vec::new(),
@@ -388,7 +395,12 @@ impl BackupTake {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if let SourceKind::Segment(segment, end) = &source.kind {
-                    let damage = damage_at(&self.store, segment, segment.first(), *end);
+                    let (segment, end) = (Arc::clone(segment), *end);
+                    if let Some(earlier) = self.earlier(&segment, end, None) {
+                        self.keep_earlier(segment, earlier);
+                        return Ok(());
+                    }
+                    let damage = damage_at(&self.store, &segment, segment.first(), end);
                     self.manifest().damage.push(damage);
                 }
                 self.at += 1;
@@ -415,6 +427,10 @@ impl BackupTake {
                 } else if !source.again {
                     // The memory of that read may be wrong. All of the file is read a second time.
                     self.sources[self.at].again = true;
+                    return Ok(());
+                } else if let Some(earlier) = self.earlier(segment, *end, Some(digest)) {
+                    let segment = Arc::clone(segment);
+                    self.keep_earlier(segment, earlier);
                     return Ok(());
                 } else {
                     let segment = Arc::clone(segment);
@@ -451,6 +467,47 @@ impl BackupTake {
         }
         self.keep(bytes, digest);
         Ok(())
+    }
+
+    /// The content that the earlier manifest names for the current file: a segment up to `end` that is missing, or has bad
+    /// bytes with the digest `found` now. A finished segment never changes, so that content is good.
+    fn earlier(
+        &self,
+        segment: &Segment,
+        end: Position,
+        found: Option<ContentDigest>,
+    ) -> Option<KnownFile> {
+        // The earlier manifest may itself have damage here.
+        let earlier = self.earlier.as_ref()?;
+        if !earlier.damage.is_empty() {
+            return None;
+        }
+        // An accepted loss stays: logs may have gone on without these records.
+        let (from, to) = self.store.reach_of(segment);
+        let damages = self.store.damages.between(from, to);
+        if damages.iter().any(|damage| damage.accepted) {
+            return None;
+        }
+        let path = &self.sources[self.at].path;
+        let bytes = match address::is_address(segment.base) {
+            true => segment.life.size,
+            false => segment.offset(end),
+        };
+        let mut files = earlier.files.iter();
+        let file = files.find(|file| file.path == *path && file.bytes == bytes)?;
+        let digest = file.digest;
+        let is_good = Some(digest) != found && self.known.contains(&digest);
+        is_good.then_some(KnownFile { bytes, digest })
+    }
+
+    /// Adds a segment to the manifest, with content that the replica has and this disk has lost.
+    fn keep_earlier(&mut self, segment: Arc<Segment>, earlier: KnownFile) {
+        let path = &self.sources[self.at].path;
+        tracing::error!(path, "this file is damaged; the replica keeps its content");
+        // Later manifests keep it, too, and the file is not read again for them.
+        self.store.held_files.remember(path, earlier);
+        self.whole.push(segment);
+        self.keep(earlier.bytes, earlier.digest);
     }
 
     fn manifest(&mut self) -> &mut BackupManifest {

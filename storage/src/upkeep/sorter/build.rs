@@ -191,6 +191,7 @@ impl Build<'_> {
         self.check_reads()?;
         let head = RunHead {
             forgotten: head.forgotten.max(self.forgotten),
+            latest: described.builder.latest(),
             ..head
         };
         let of_archive = head.clone();

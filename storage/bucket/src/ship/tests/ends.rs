@@ -47,8 +47,9 @@ impl Replica for Unreadable {
     fn files(
         &self,
         known: HashSet<ContentDigest>,
+        earlier: Option<Arc<BackupManifest>>,
     ) -> BoxFuture<'_, Result<Box<dyn Backup>, BackupError>> {
-        self.engine.files(known)
+        self.engine.files(known, earlier)
     }
 
     fn release(&self, end: Position) {

@@ -32,8 +32,12 @@ async fn join(remote: &Remote, name: &str) -> Membership {
 
 /// Starts an owner in an empty bucket.
 async fn owner(remote: &Remote, name: &str) -> OwnerNode {
-    let machine = tempfile::tempdir().unwrap();
     let membership = Arc::new(join(remote, name).await);
+    owner_as(remote, name, membership).await
+}
+
+async fn owner_as(remote: &Remote, name: &str, membership: Arc<Membership>) -> OwnerNode {
+    let machine = tempfile::tempdir().unwrap();
     let engine = open(machine.path(), config(true));
     let mut parts = parts(remote, Arc::clone(&engine), None);
     parts.claim.node = name.to_owned();
@@ -156,6 +160,31 @@ async fn announced_end_is_in_the_record_while_the_owner_serves() {
     assert_eq!(b.claims(TTL).await, Some(None));
     b.take(&remote, None).await.unwrap();
     assert!(!record(&remote).await.ends);
+}
+
+#[tokio::test(start_paused = true)]
+async fn starts_are_counted_until_one_of_them_has_served_for_a_ttl() {
+    paused_clock();
+    let remote = remote();
+    let membership = Arc::new(join(&remote, "a").await);
+    let reserved = claim("a", membership.incarnation());
+    assert!(reserved.reserve(&remote.bucket).await.unwrap());
+    let found = OwnerRecord::read(&remote.bucket).await.unwrap().unwrap();
+    let third = OwnerRecord {
+        starts: 2,
+        ..found.value.clone()
+    };
+    let written = third.write(&remote.bucket, Some(&found)).await.unwrap();
+    assert!(written.is_some());
+    let began = Instant::now();
+    let a = owner_as(&remote, "a", membership).await;
+    assert_eq!(record(&remote).await.starts, 2, "it may die at once");
+    until("the start counts as a good one", async || {
+        record(&remote).await.starts == 0
+    })
+    .await;
+    assert!(began.elapsed() >= TTL);
+    a.kill().await;
 }
 
 #[tokio::test(start_paused = true)]

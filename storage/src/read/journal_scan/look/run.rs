@@ -56,6 +56,9 @@ impl JournalReadStep {
         let at = order.partition_point(|(first, _)| *first < self.at);
         let mut packs = Packs::new();
         let mut told = 0;
+        let begun = (self.at, self.skip);
+        // A pass begins again with the first frame of this position, and reads up to the place where it goes on.
+        let mut read_again = 0;
         for number in at.saturating_sub(1)..order.len() {
             let Some(entries) = self.order(run, number)? else {
                 if run.segment.is_retired() {
@@ -86,7 +89,10 @@ impl JournalReadStep {
                     return Ok(going);
                 }
             }
-            if self.looked >= super::LOOK_BYTES {
+            if (self.at, self.skip) == begun {
+                read_again = self.looked;
+            }
+            if self.looked - read_again >= super::LOOK_BYTES {
                 return Ok(Continuation::On);
             }
         }

@@ -23,6 +23,7 @@ import java.util.Queue;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
@@ -49,7 +50,7 @@ public final class Producer implements AutoCloseable {
   public static final int DEFAULT_BATCHES_IN_FLIGHT = 512;
   /** Maximum bytes that are sent and not acked, unless the program names another: 8 MiB. */
   public static final int DEFAULT_BYTES_IN_FLIGHT = 8 << 20;
-  /** The time for which a batch may wait for its ack, unless the program names another: 60 s. */
+  /** The time without an ack after which a producer ends, unless the program names another: 60 s. */
   public static final Duration DEFAULT_DELIVERY_TIMEOUT = Duration.ofSeconds(60);
 
   /** Number of newest batches of a producer whose repeats the server recognises. */
@@ -86,8 +87,10 @@ public final class Producer implements AutoCloseable {
   private boolean done;
   /** An id that was drawn at random is never used again. */
   private boolean drawn;
-  /** A timer looks after the oldest batch. */
-  private boolean timed;
+  /** The time at which the next ack is overdue, if a batch waits for one. */
+  private long overdue;
+  /** Looks whether an ack is overdue; null: no batch was queued since it looked last and found none. */
+  private ScheduledFuture<?> expiry;
   /** The stream that is open; null: none. */
   private Delivery delivery;
   /** Null: it has not failed. */
@@ -99,15 +102,13 @@ public final class Producer implements AutoCloseable {
   private static final class Pending {
     private final AppendSessionRequest message;
     private final int bytes;
-    private final long deadline;
     private final CompletableFuture<LogAck> answer = new CompletableFuture<>();
     /** An earlier stream may have brought it to be applied. */
     private boolean unknown;
 
-    private Pending(AppendSessionRequest message, int bytes, long deadline) {
+    private Pending(AppendSessionRequest message, int bytes) {
       this.message = message;
       this.bytes = bytes;
-      this.deadline = deadline;
     }
   }
 
@@ -249,14 +250,13 @@ public final class Producer implements AutoCloseable {
       message.setRequestId(next);
       message.getBatchBuilder().getBatchesBuilder(0).getConditionBuilder().getProducerBuilder().setSequence(next);
       next++;
-      Pending added = new Pending(message.build(), size, System.nanoTime() + Times.nanos(options.deliveryTimeout));
+      Pending added = new Pending(message.build(), size);
+      if (unacked.isEmpty()) {
+        awaitAck();
+      }
       unacked.add(added);
       unsent.add(added);
       bytes += size;
-      if (!timed) {
-        timed = true;
-        Timer.after(Times.nanos(options.deliveryTimeout), this::expire);
-      }
       if (delivery == null) {
         changed.signalAll();
       }
@@ -264,6 +264,14 @@ public final class Producer implements AutoCloseable {
       return added.answer;
     } finally {
       lock.unlock();
+    }
+  }
+
+  /** Begins the time within which the next ack must come. The caller has the lock. */
+  private void awaitAck() {
+    overdue = System.nanoTime() + Times.nanos(options.deliveryTimeout);
+    if (expiry == null) {
+      expiry = Timer.after(Times.nanos(options.deliveryTimeout), this::expire);
     }
   }
 
@@ -432,14 +440,21 @@ public final class Producer implements AutoCloseable {
       if (core.isClosed() && isStopped()) {
         fail(Failure.closed("the client"), OptionalLong.empty());
       }
-    } catch (RuntimeException bug) {
+    } catch (Throwable bug) {
       Failure broken = new Failure(FailureKind.USAGE, Status.Code.UNKNOWN, "the producer failed: " + bug, Outcome.UNKNOWN, Retry.NEVER);
       broken.cause = bug;
       fail(broken, OptionalLong.empty());
+      if (bug instanceof Error error) {
+        throw error;
+      }
     } finally {
       core.forget(cancel);
       lock.lock();
       try {
+        // The timer would keep this producer, and its client, until then.
+        if (expiry != null) {
+          expiry.cancel(false);
+        }
         done = true;
         changed.signalAll();
       } finally {
@@ -647,6 +662,9 @@ public final class Producer implements AutoCloseable {
       }
       Pending batch = unacked.poll();
       bytes -= batch.bytes;
+      if (!unacked.isEmpty()) {
+        awaitAck();
+      }
       answers.add(() -> batch.answer.complete(ack.appends().get(0)));
       room.signalAll();
       endStreamSoon();
@@ -681,18 +699,17 @@ public final class Producer implements AutoCloseable {
     }
   }
 
-  /** The oldest batch may have waited too long. */
+  /** An ack may be overdue. */
   private void expire() {
     lock.lock();
     try {
-      timed = false;
+      expiry = null;
       if (unacked.isEmpty()) {
         return;
       }
-      long left = unacked.peek().deadline - System.nanoTime();
+      long left = overdue - System.nanoTime();
       if (left > 0) {
-        timed = true;
-        Timer.after(left, this::expire);
+        expiry = Timer.after(left, this::expire);
         return;
       }
       Failure late = new Failure(FailureKind.TIMEOUT, Status.Code.DEADLINE_EXCEEDED, "no ack within " + options.deliveryTimeout,

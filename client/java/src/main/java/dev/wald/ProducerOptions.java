@@ -72,7 +72,10 @@ public final class ProducerOptions implements Cloneable {
     return changed;
   }
 
-  /** The time for which a batch may wait for its ack, over all repeats. Default: 60 s. When it is over, the producer ends. */
+  /**
+   * The time without an ack, over all repeats, after which the producer ends. It begins with each ack, and with a batch that is queued
+   * while no other waits. Default: 60 s.
+   */
   public ProducerOptions deliveryTimeout(Duration timeout) {
     ProducerOptions changed = copy();
     changed.deliveryTimeout = timeout;

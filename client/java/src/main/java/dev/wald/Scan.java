@@ -13,6 +13,11 @@ import java.time.Duration;
 import java.util.Iterator;
 import java.util.NoSuchElementException;
 import java.util.Optional;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
 
@@ -57,6 +62,8 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
   private boolean ended;
   /** Null: it has not failed. */
   private Failure failure;
+  /** The question for the tail that is underway; null: none. A caller who loses patience leaves it to the next call. */
+  private volatile FutureTask<TailInfo> question;
   /** The time before which no stream is opened. */
   private long pausedUntil = System.nanoTime();
   /** The begin of the attempt that failed first since the last message; null: none. */
@@ -115,9 +122,8 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
         }
         long left = deadline - System.nanoTime();
         if (inbox == null) {
-          if (pause(Math.min(left, pausedUntil - System.nanoTime()))) {
-            open();
-          } else if (deadline - System.nanoTime() <= 0) {
+          boolean goesOn = pause(Math.min(left, pausedUntil - System.nanoTime())) && open(left);
+          if (!goesOn && deadline - System.nanoTime() <= 0) {
             return Optional.empty();
           }
           continue;
@@ -183,6 +189,10 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
 
   /** Ends the stream that is open, and every wait. */
   private void wake() {
+    FutureTask<TailInfo> asked = question;
+    if (asked != null) {
+      asked.cancel(true);
+    }
     ClientCall<ScanRequest, ScanResponse> open;
     lock.lock();
     try {
@@ -238,16 +248,21 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
     return !closed && pausedUntil - System.nanoTime() <= 0;
   }
 
-  /** Opens a stream. */
-  private void open() {
+  /** Opens a stream. False: the time was too short, and a later call continues. */
+  private boolean open(long nanos) throws InterruptedException {
     if (failingSince == null) {
       failingSince = System.nanoTime();
     }
     attempt = new Attempt();
-    Failure trouble = pinTailOffset();
+    Failure trouble;
+    try {
+      trouble = pinTailOffset(nanos);
+    } catch (TimeoutException | CancellationException none) {
+      return false;
+    }
     if (trouble != null) {
       survive(trouble);
-      return;
+      return true;
     }
     ClientCall<ScanRequest, ScanResponse> opened = core.nodes.newCall(WalServiceGrpc.getScanMethod(), attempt.options());
     Inbox<ScanResponse> answers = new Inbox<>();
@@ -267,26 +282,31 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
     if (closed || core.isClosed()) {
       opened.cancel("the scan is closed", null);
     }
+    return true;
   }
 
   /**
    * Turns "n before the tail" of one log into an lsn, so that a connection that is lost before the first message can be replaced without
    * skipping records that arrived meanwhile.
    */
-  private Failure pinTailOffset() {
+  private Failure pinTailOffset(long nanos) throws InterruptedException, TimeoutException {
     if (!request.getFollow() || !request.hasLog() || !request.hasTailOffset()) {
       return null;
     }
-    GetTailRequest.Builder question = GetTailRequest.newBuilder().setLog(request.getLog()).setVisibility(request.getVisibility());
-    if (request.hasLogId()) {
-      question.setLogId(request.getLogId());
+    if (question == null) {
+      askForTail();
     }
     try {
-      TailInfo tail = client.tail(question.build());
+      TailInfo tail = question.get(nanos, TimeUnit.NANOSECONDS);
+      question = null;
       long from = tail.tailLsn() - Math.min(request.getTailOffset(), tail.tailLsn());
       request.setLsn(Math.max(from, tail.firstLsn()));
       return null;
-    } catch (WaldException refused) {
+    } catch (ExecutionException failed) {
+      question = null;
+      if (!(failed.getCause() instanceof WaldException refused)) {
+        throw new IllegalStateException(failed.getCause());
+      }
       if (refused.reason() != Reason.LOG_NOT_FOUND) {
         return refused.failure();
       }
@@ -294,6 +314,23 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
       request.clearStart();
       return null;
     }
+  }
+
+  /** Asks for the tail on a thread of its own, so that a caller can give up the wait for it. */
+  private void askForTail() {
+    GetTailRequest.Builder message = GetTailRequest.newBuilder().setLog(request.getLog()).setVisibility(request.getVisibility());
+    if (request.hasLogId()) {
+      message.setLogId(request.getLogId());
+    }
+    // A deadline of the caller's scope is not the scan's.
+    FutureTask<TailInfo> asked = new FutureTask<>(Context.current().fork().wrap(() -> client.tail(message.build())));
+    question = asked;
+    if (closed || core.isClosed()) {
+      asked.cancel(true);
+    }
+    Thread thread = new Thread(asked, "wald-scan-tail");
+    thread.setDaemon(true);
+    thread.start();
   }
 
   /** Takes a message. Null: it was no news, none came in time, or the stream has ended. */

@@ -18,6 +18,11 @@ final class Timer {
 
   private Timer() {}
 
+  /** Number of tasks whose time has not come. */
+  static int waiting() {
+    return EXECUTOR.getQueue().size();
+  }
+
   static ScheduledFuture<?> after(long nanos, Runnable task) {
     return EXECUTOR.schedule(task, nanos, TimeUnit.NANOSECONDS);
   }

@@ -55,7 +55,7 @@ class AppendsTest {
     return (WaldException) assertThrows(ExecutionException.class, () -> answer.get(10, TimeUnit.SECONDS)).getCause();
   }
 
-  private static void until(BooleanSupplier holds) throws InterruptedException {
+  static void until(BooleanSupplier holds) throws InterruptedException {
     long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(10);
     while (!holds.getAsBoolean()) {
       assertTrue(System.nanoTime() < end, "not within 10 s");

@@ -187,6 +187,60 @@ class ProducerTest {
   }
 
   @Test
+  void producerThatIsAckedSteadilyDoesNotEnd() throws Exception {
+    Journal journal = new Journal();
+    try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+      fake.session = stream -> {
+        for (AppendSessionRequest request = stream.receive(); request != null; request = stream.receive()) {
+          // The pace of a slow server: all of it takes longer than the timeout.
+          Thread.sleep(50);
+          stream.send(journal.apply(request));
+        }
+        stream.end();
+      };
+      List<CompletableFuture<LogAck>> answers;
+      try (Producer producer = client.producer("a", ProducerOptions.DEFAULT.deliveryTimeout(Duration.ofSeconds(1)))) {
+        answers = send(producer, 30);
+      }
+      assertEquals(29, answers.get(29).get().firstLsn());
+    }
+  }
+
+  @Test
+  void timerForgetsProducersThatAreClosed() throws Exception {
+    Journal journal = new Journal();
+    try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+      fake.session = journal::applyAll;
+      int before = Timer.waiting();
+      for (int i = 0; i < 20; i++) {
+        try (Producer producer = client.producer("a", ProducerOptions.DEFAULT.firstSequence(i).deliveryTimeout(Duration.ofDays(1)))) {
+          producer.append(String.valueOf(i));
+        }
+      }
+      // A close leaves a timer of 1 s for the end of its stream.
+      AppendsTest.until(() -> Timer.waiting() <= before);
+    }
+  }
+
+  @Test
+  void errorInTheThreadOfTheProducerFailsEveryBatch() throws Exception {
+    try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+      fake.session = stream -> {
+        stream.receive();
+        fake.drop();
+      };
+      AssertionError bug = new AssertionError("of the program");
+      Producer producer = client.producer("a", ProducerOptions.DEFAULT.onInterruption(interruption -> {
+        throw bug;
+      }));
+      CompletableFuture<LogAck> answer = producer.send("x");
+      assertEquals(Outcome.UNKNOWN, SessionTest.failureOf(answer).outcome());
+      assertEquals(bug, assertThrows(WaldException.class, producer::close).getCause());
+      assertEquals(FailureKind.EARLIER_FAILED, assertThrows(WaldException.class, () -> producer.send("y")).kind());
+    }
+  }
+
+  @Test
   void closeDoesNotWaitForAServerThatNeverEndsTheStream() throws Exception {
     Journal journal = new Journal();
     try (Fake fake = new Fake(); WaldClient client = fake.client()) {

@@ -18,6 +18,7 @@ import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Consumer;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -175,6 +176,49 @@ class ScanTest {
       assertTrue(scan.next(SOON).isPresent());
       assertEquals(Optional.empty(), scan.next(SOON));
       assertTrue(scan.isEnded());
+    }
+  }
+
+  @Test
+  void questionForTheTailOutlastsAnImpatientCaller() throws Exception {
+    CountDownLatch goOn = new CountDownLatch(1);
+    AtomicInteger questions = new AtomicInteger();
+    try (Fake fake = scanning(stream -> stream.send(Fake.messageOf(5, "new")));
+        WaldClient client = fake.client();
+        Scan follower = client.follow("a", ScanOptions.DEFAULT.fromNow())) {
+      fake.tail = request -> {
+        questions.incrementAndGet();
+        ClientTest.await(goOn);
+        return GetTailResponse.newBuilder().setFirstLsn(0).setTailLsn(5).build();
+      };
+      long began = System.nanoTime();
+      for (int i = 0; i < 3; i++) {
+        assertTrue(follower.next(Duration.ofMillis(50)).isEmpty());
+        assertFalse(follower.isEnded());
+      }
+      assertTrue(System.nanoTime() - began < Duration.ofSeconds(5).toNanos(), "a call blocked");
+      goOn.countDown();
+      assertEquals(5, follower.next(SOON).orElseThrow().batches().get(0).records().get(0).lsn());
+      assertEquals(1, questions.get());
+    }
+  }
+
+  @Test
+  void closeEndsTheQuestionForTheTail() throws Exception {
+    CountDownLatch asked = new CountDownLatch(1);
+    CountDownLatch goOn = new CountDownLatch(1);
+    try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+      fake.tail = request -> {
+        asked.countDown();
+        ClientTest.await(goOn);
+        return GetTailResponse.getDefaultInstance();
+      };
+      Scan follower = client.follow("a", ScanOptions.DEFAULT.fromNow());
+      CompletableFuture<Optional<ScanEvent>> next = CompletableFuture.supplyAsync(follower::next);
+      ClientTest.await(asked);
+      follower.close();
+      assertTrue(next.get(5, TimeUnit.SECONDS).isEmpty());
+      goOn.countDown();
     }
   }
 
