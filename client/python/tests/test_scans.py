@@ -152,6 +152,15 @@ async def test_now_in_one_log_becomes_an_lsn():
         assert [request.lsn for request in fake.scans] == [5, 5]
 
 
+async def test_now_of_any_node_is_left_to_the_node():
+    # The owner's tail is above that of a copy, which would refuse it.
+    async with serving() as (fake, client), client.follow("log", tail_offset=2, any_node=True) as follower:
+        fake.messages.put_nowait(message(b"1", (3, ["a"])))
+        assert await lines(follower, 1) == [["a"]]
+        assert [(request.WhichOneof("start"), request.tail_offset) for request in fake.scans] == [("tail_offset", 2)]
+        assert not fake.attempts
+
+
 async def test_another_task_closes_a_follower():
     async with serving() as (fake, client):
         follower = client.follow("log")

@@ -47,7 +47,8 @@ export interface ScanOptions extends Start {
   visibility?: Visibility;
   /**
    * Any node of the store may answer from its copy, which is usually a second old, and at most twice its
-   * `lease_ttl`. Implies the visibility REPLICATED.
+   * `lease_ttl`. Implies the visibility REPLICATED. With `last` a follower begins at the tail of that copy, and fails if the
+   * connection is lost before the first event.
    */
   anyNode?: boolean;
   /** The log must have this number; one log only. */
@@ -256,11 +257,12 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
 
   /**
    * Turns "n before the tail" of one log into an lsn, so that a connection lost before the
-   * first message can be replaced without skipping records that arrived meanwhile.
+   * first message can be replaced without skipping records that arrived meanwhile. With `anyNode`
+   * only the node knows the tail of its copy: the owner's tail may be above it.
    */
   async #pinTailOffset(): Promise<void> {
-    const { selector, start, follow } = this.#request;
-    if (selector.case !== "log" || start.case !== "tailOffset" || !follow) {
+    const { selector, start, follow, anyNode } = this.#request;
+    if (selector.case !== "log" || start.case !== "tailOffset" || !follow || anyNode) {
       return;
     }
     try {

@@ -171,6 +171,20 @@ test("tail offset of one log becomes an lsn before the first connection", async 
   await follower.close();
 });
 
+test("follower of any node leaves the tail to the node", async () => {
+  const starts: ScanRequest["start"][] = [];
+  fake.scan = async function* ({ start }) {
+    starts.push(start);
+    yield message(1);
+  };
+  const follower = client.follow("log", { last: 2, anyNode: true });
+  await follower.next();
+  assert.deepEqual(starts, [{ case: "tailOffset", value: 2n }]);
+  // The owner's tail is above that of a copy, which would refuse it.
+  assert.deepEqual(fake.methods, ["Scan"]);
+  await follower.close();
+});
+
 test("loss before the first message of a scan of many logs is an error", async () => {
   fake.scan = async function* () {
     fake.drop();

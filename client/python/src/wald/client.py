@@ -449,7 +449,8 @@ class Client:
         follow: bool = False,
     ) -> Scan:
         """A range of one log, of all logs with a prefix, or of everything, up to the tail of the moment:
-        an async iterator of `ScanEvent`. `time` and `any_node`: as in `read`."""
+        an async iterator of `ScanEvent`. `time` and `any_node`: as in `read`. With `any_node` and `tail_offset` a follower begins
+        at the tail of the copy, and fails if the connection is lost before the first event."""
         if (log is not None) + (prefix is not None) + all != 1:
             raise ValueError("exactly one of log, prefix and all says what to scan")
         one_start(lsn=lsn, timestamp_us=timestamp_us, time=time, tail_offset=tail_offset, cursor=cursor)

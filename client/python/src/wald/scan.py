@@ -220,10 +220,11 @@ class Scan:
 
     async def _pin_tail_offset(self) -> None:
         """Turns "n before the tail" of one log into an lsn, so that a connection lost before
-        the first message can be replaced without skipping records that arrived meanwhile."""
+        the first message can be replaced without skipping records that arrived meanwhile. With
+        `any_node` only the node knows the tail of its copy: the owner's tail may be above it."""
         request = self._request
         one_log = request.WhichOneof("selector") == "log"
-        if not (request.follow and one_log and request.WhichOneof("start") == "tail_offset"):
+        if not (request.follow and one_log and request.WhichOneof("start") == "tail_offset") or request.any_node:
             return
         try:
             tail = await self._client.tail(

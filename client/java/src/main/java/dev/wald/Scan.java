@@ -287,10 +287,11 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
 
   /**
    * Turns "n before the tail" of one log into an lsn, so that a connection that is lost before the first message can be replaced without
-   * skipping records that arrived meanwhile.
+   * skipping records that arrived meanwhile. With {@code any_node} only the node knows the tail of its copy: the owner's tail may be
+   * above it.
    */
   private Failure pinTailOffset(long nanos) throws InterruptedException, TimeoutException {
-    if (!request.getFollow() || !request.hasLog() || !request.hasTailOffset()) {
+    if (!request.getFollow() || !request.hasLog() || !request.hasTailOffset() || request.getAnyNode()) {
       return null;
     }
     if (question == null) {

@@ -74,7 +74,8 @@ public final class ScanOptions {
 
   /**
    * Lets any node of the store answer from its copy, which is usually a second old, and at most twice its {@code lease_ttl}. Implies
-   * the visibility REPLICATED.
+   * the visibility REPLICATED. With {@link #last} or {@link #fromNow} a follower begins at the tail of that copy, and fails if the
+   * connection is lost before the first event.
    */
   public ScanOptions anyNode() {
     return with(proto.toBuilder().setAnyNode(true));

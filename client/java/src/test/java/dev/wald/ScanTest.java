@@ -118,6 +118,24 @@ class ScanTest {
   }
 
   @Test
+  void followerOfAnyNodeLeavesTheTailToTheNode() throws Exception {
+    try (Fake fake = scanning(stream -> stream.send(Fake.messageOf(7, "x"))); WaldClient client = fake.client()) {
+      AtomicInteger questions = new AtomicInteger();
+      fake.tail = request -> {
+        questions.incrementAndGet();
+        return GetTailResponse.newBuilder().setFirstLsn(4).setTailLsn(10).build();
+      };
+      try (Scan follower = client.follow("a", ScanOptions.DEFAULT.last(3).anyNode())) {
+        assertEquals(7, follower.next(SOON).orElseThrow().batches().get(0).records().get(0).lsn());
+      }
+      assertTrue(fake.scans.get(0).hasTailOffset());
+      assertEquals(3, fake.scans.get(0).getTailOffset());
+      // The owner's tail is above that of a copy, which would refuse it.
+      assertEquals(0, questions.get());
+    }
+  }
+
+  @Test
   void followerThatCannotKnowItsPlaceGivesUp() throws Exception {
     try (Fake fake = scanning(
             stream -> {
