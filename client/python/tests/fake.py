@@ -116,6 +116,8 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
         # Called with each request of a session.
         self.arrived = lambda request: None
         self.forgotten = []
+        # The number of next sessions that apply everything and ack nothing.
+        self.held_sessions = 0
         # Acks wait for it.
         self.open = asyncio.Event()
         self.open.set()
@@ -219,12 +221,16 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
     async def AppendSession(self, requests, context):
         if self.speaks_for is not None:
             await context.send_initial_metadata(self._metadata())
+        held = None
         async for request in requests:
             if request.independent:
                 async for answer in self._independent(request, requests, context):
                     yield answer
                 return
             await self.open.wait()
+            if held is None:
+                held = self.held_sessions > 0
+                self.held_sessions -= held
             self.arrived(request)
             failure = await self._follow_script(request, context)
             batch = request.batch.batches[0]
@@ -240,6 +246,8 @@ class Fake(wal_pb2_grpc.WalServiceServicer, log_pb2_grpc.LogServiceServicer):
                 self.forget()
             if failure is not None:
                 await context.abort(*failure)
+            if held:
+                continue
             append = wal_pb2.LogAppend(
                 log=batch.log, first_lsn=first_lsn, next_lsn=first_lsn + len(batch.records), deduplicated=repeat
             )

@@ -6,7 +6,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from fake import DRAINING, LOST, REFUSED, endlessly, refusal, serving, turns
+from fake import DRAINING, LOST, REFUSED, endlessly, refusal, serving, turns, until
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
@@ -221,6 +221,34 @@ async def test_producer_gives_up_when_its_patience_is_over():
         assert failed.value.outcome is Outcome.UNKNOWN
         producer.abort()
         fake.open.set()
+
+
+async def test_producer_leaves_a_silent_session_for_another():
+    async with serving() as (fake, client):
+        fake.held_sessions = 1
+        async with client.producer("log", retry_for=2.0) as producer:
+            futures = [await producer.send([f"r{number}"]) for number in range(3)]
+            await until(lambda: producer._interruption is not None)
+            assert producer._interruption.message == "no ack for 1 s"
+            assert isinstance(producer._interruption, wald.ConnectionLost)
+        acks = [await future for future in futures]
+        assert [(ack.first_lsn, ack.deduplicated) for ack in acks] == [(0, True), (1, True), (2, True)]
+        assert fake.data() == ["r0", "r1", "r2"]
+
+
+async def test_silence_of_a_session_counts_only_while_a_batch_is_due():
+    async with serving() as (fake, client):
+        async with client.producer("log") as producer:
+            await (await producer.send(["r0"]))
+            stream = producer._stream
+            producer._last_progress = producer._connected = asyncio.get_running_loop().time() - 50
+            producer._check_patience()
+            fake.open.clear()
+            last = await producer.send(["r1"])
+            producer._check_patience()
+            assert producer._stream is stream is not None
+            fake.open.set()
+            await last
 
 
 async def test_producer_takes_nothing_more_once_it_is_closed():

@@ -318,7 +318,8 @@ class Client:
         the older ones. `log_id`: the log must have this number; default: its number when the
         producer is opened. `writer_epoch`: for batches that name no other.
 
-        It retries until nothing was acked for `retry_for` seconds. `linger`: maximum seconds
+        It retries until nothing was acked for `retry_for` seconds. A session that brings no ack for half of
+        them is given up, and its batches are sent again on another one. `linger`: maximum seconds
         that a record waits for others to make a batch of up to `batch_records` and
         `batch_bytes`; 0: sends the gathered records when there is room. At most
         `window_batches` and `window_bytes` are unacked; beyond that, handing over waits. The

@@ -152,6 +152,8 @@ class Producer:
         self._failures = 0
         # Time of the last ack, or of the first batch that began to wait for one.
         self._last_progress = 0.0
+        # Time at which the stream was opened.
+        self._connected = 0.0
 
     async def __aenter__(self) -> Producer:
         await self.open()
@@ -406,8 +408,13 @@ class Producer:
             self._reconnect_later(error)
             return
         self._stream, self._token = stream, stream.token
+        self._connected = asyncio.get_running_loop().time()
         for batch in self._unacked:
             self._stream.send(batch.request)
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+        self._watch()
 
     def _on_ack(self, ack: BatchAck) -> None:
         batch = self._unacked.popleft()
@@ -441,14 +448,21 @@ class Producer:
         self._reconnect = asyncio.get_running_loop().call_later(pause, self._connect)
 
     def _watch(self) -> None:
-        """Looks again when the patience could be over."""
+        """Looks again when the patience, with the stream or with all of them, could be over."""
         if self._overdue is None and self._unacked:
-            loop = asyncio.get_running_loop()
-            self._overdue = loop.call_at(self._last_progress + self._retry_for, self._check_patience)
+            over = self._last_progress + self._retry_for
+            at = over if self._stream is None else min(self._quiet_at(), over)
+            self._overdue = asyncio.get_running_loop().call_at(at, self._check_patience)
+
+    def _quiet_at(self) -> float:
+        """When the stream is given up without an ack: a proxy may have lost the server behind it. Another one then needs time, too.
+        Not much less than half: batches that are sent again count against the rate of a tenant again."""
+        return max(self._last_progress, self._connected) + self._retry_for / 2
 
     def _check_patience(self) -> None:
         self._overdue = None
-        over = self._last_progress + self._retry_for <= asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        over = self._last_progress + self._retry_for <= now
         cause = f": {self._interruption.message}" if self._interruption is not None else ""
         if self._unacked and over:
             error = DeadlineExceeded(
@@ -458,7 +472,17 @@ class Producer:
                 retry=Retry.SAFE_WITH_CONDITION,
             )
             self._end(error, sent=self._stream is not None)
+        elif self._unacked and self._stream is not None and self._quiet_at() <= now:
+            self._leave_stream()
         self._watch()
+
+    def _leave_stream(self) -> None:
+        """Gives up a stream that brings no ack. If it brings one at this moment, the server recognises the batches that are sent again."""
+        stream = self._stream
+        stream.cancel()
+        silence = f"no ack for {self._retry_for / 2:g} s"
+        error = self._client._error(grpc.StatusCode.UNAVAILABLE, silence, (), stream.connection)
+        self._on_end(error, stream.handed)
 
     def _end(self, error: WaldError, sent: bool) -> None:
         """Ends the producer for good. `sent`: unacked batches are underway, in addition to

@@ -115,6 +115,11 @@ class AppendStream(SessionCall):
         self._outbox.put_nowait(wal_pb2.AppendSessionRequest(request_id=self._sent, batch=batch))
         self._sent += 1
 
+    @property
+    def handed(self) -> int:
+        """Number of requests without an ack that were handed to the transport."""
+        return self._handed - self._acked
+
     def half_close(self) -> None:
         """No more requests. The stream ends when all are acked."""
         self._outbox.put_nowait(None)
@@ -145,7 +150,7 @@ class AppendStream(SessionCall):
         finally:
             self._writer.cancel()
             self._call.cancel()
-            self._on_end(error, self._handed - self._acked)
+            self._on_end(error, self.handed)
 
     async def _receive(self) -> WaldError | None:
         try:
