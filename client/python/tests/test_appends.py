@@ -424,6 +424,36 @@ async def test_append_that_was_sent_ends_at_its_deadline_with_an_unknown_outcome
         assert fake.calls == ["AppendSession"]
 
 
+async def give_up(fake, client, silence):
+    """Cancels an append that the server has, once its stream has brought no answer for that many seconds."""
+    task = await sent(fake, client, "given up")
+    client._appends._current._silent_since -= silence
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_stream_without_any_answer_takes_no_more_appends():
+    async with serving() as (fake, client):
+        fake.held["waits"] = fake.held["given up"] = asyncio.Event()
+        waiting = await sent(fake, client, "waits")
+        await give_up(fake, client, appends._SILENCE_SECONDS)
+        await client.append("log", "x", durability=DURABLE)
+        assert fake.calls == ["AppendSession"] * 2
+        # An append that waits keeps its place on the silent stream.
+        fake.held["waits"].set()
+        assert isinstance(await waiting, wald.Ack)
+
+
+async def test_stream_that_answers_others_stays():
+    async with serving() as (fake, client):
+        fake.held["given up"] = asyncio.Event()
+        for _ in range(2):
+            await give_up(fake, client, appends._SILENCE_SECONDS * 3 / 5)
+            # Its answer begins the time again.
+            await client.append("log", "x", durability=DURABLE)
+        assert fake.calls == ["AppendSession"]
+
+
 async def test_append_that_was_not_sent_ends_at_its_deadline_as_not_applied():
     # It takes connections, and answers nothing.
     with socket.create_server(("127.0.0.1", 0)) as silent:

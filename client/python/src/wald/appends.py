@@ -44,6 +44,8 @@ _MAX_RECORDS = 1000
 _MAX_LOGS = 1000
 # Seconds without a request in flight after which a stream is half-closed, and then given up if the server does not end it.
 _IDLE_SECONDS = 1.0
+# Seconds without an answer after which a stream takes no more requests once a caller gives up.
+_SILENCE_SECONDS = 5.0
 # Seconds without a stream to a server that ended one because of a message.
 _ALONE_SECONDS = 60.0
 # Statuses of a stream that are about the server or the caller, whichever request they name.
@@ -170,6 +172,8 @@ class AppendsStream(SessionCall):
         self._next_number = 0
         # Logs whose plain appends are flushed although they name no durability.
         self._flushed: set[str] = set()
+        # When the first request since the last answer was handed to the transport; None: none was.
+        self._silent_since: float | None = None
         self._more = asyncio.Event()
         self._idle_since = self._loop.time()
         self._timer = self._loop.call_later(_IDLE_SECONDS, self._check_idle)
@@ -210,7 +214,11 @@ class AppendsStream(SessionCall):
         message.requests.pop(future, None)
         if not message.requests and message.number is not None:
             self._sent.pop(message.number, None)
-        self._idle_since = self._loop.time()
+        self._idle_since = now = self._loop.time()
+        if self._silent_since is not None and now - self._silent_since >= _SILENCE_SECONDS:
+            # The stream may end at a proxy whose server is gone, and another one may reach the next server. Requests that wait keep
+            # waiting: the server may only be slow.
+            self.half_close()
 
     def _expire(self, message: _Message, future: asyncio.Future) -> None:
         """The deadline of a request has passed. A later answer finds no caller."""
@@ -275,6 +283,8 @@ class AppendsStream(SessionCall):
         number = self._next_number
         self._next_number += 1
         self._sent[number] = message
+        if self._silent_since is None:
+            self._silent_since = self._loop.time()
         try:
             await self._call.write(message.to_proto(number))
         except asyncio.InvalidStateError:
@@ -311,6 +321,7 @@ class AppendsStream(SessionCall):
 
     def _take(self, answer: wal_pb2.AppendSessionResponse, metadata: tuple) -> None:
         self._client._answered(self.connection, metadata)
+        self._silent_since = None
         message = self._sent.pop(answer.request_id, None)
         if message is None:
             # All of its callers went away.
