@@ -17,8 +17,8 @@ import { timerMs } from "./retry.js";
 import { alertProblem, handshakeProblem, TlsProblem, wantsTls, withoutHttp2, type TlsFiles } from "./tls.js";
 
 /**
- * A scan's messages are up to 1 MiB: a few must be underway for full speed, and one slow
- * stream must not hold up the others of the connection.
+ * A scan's messages are up to 1 MiB: a few must be underway for full speed. Streams that nobody reads do not hold up
+ * the others: Node gives the window of the connection back when bytes arrive, and that of a stream when they are read.
  */
 const STREAM_WINDOW_BYTES = 4 << 20;
 const CONNECTION_WINDOW_BYTES = 16 << 20;

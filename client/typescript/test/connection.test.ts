@@ -80,6 +80,31 @@ test("a call that the server ends before its requests end does not stay open", {
   await client.close();
 });
 
+test("followers that nobody reads do not stop the acks of appends", { timeout: 60_000 }, async (context) => {
+  const fake = await Fake.start();
+  context.after(() => fake.stop());
+  const payload = { case: "data" as const, value: new Uint8Array(64 << 10) };
+  let sent = 0;
+  let wake = (): void => {};
+  fake.scan = async function* (_, signal) {
+    for (let lsn = 0n; !signal.aborted; lsn++) {
+      yield { batches: [{ log: "log", firstLsn: lsn, records: [{ payload }] }], cursor: Uint8Array.of(1) };
+      sent += payload.value.length;
+      wake();
+    }
+  };
+  const client = fake.client();
+  const followers = Array.from({ length: 5 }, () => client.follow("log"));
+  await Promise.all(followers.map((follower) => follower.next()));
+  // More than the window of the connection, so that unread bytes do not count against it.
+  while (sent < 18 << 20) {
+    await new Promise<void>((resolve) => (wake = resolve));
+  }
+  await client.append("log", "x", { timeoutMs: 10_000 });
+  await Promise.all(followers.map((follower) => follower.close()));
+  await client.close();
+});
+
 test("the default ports of HTTP can be named", async () => {
   for (const endpoint of ["http://127.0.0.1:80", "https://127.0.0.1:443"]) {
     const client = Client.lazy(endpoint, { retry: { maxAttempts: 1 }, connectTimeoutMs: 1_000 });
