@@ -202,6 +202,11 @@ export class NotSent extends Error {
   override readonly name = "NotSent";
 }
 
+/** The producer has given up a session that brought no ack. */
+export class SilentStream extends Error {
+  override readonly name = "SilentStream";
+}
+
 /** The client is closed, so no connection will be there. */
 export class ClosedError extends Error {
   override readonly name = "ClosedError";
@@ -264,7 +269,8 @@ function readStatus(error: ConnectError, thrown: unknown, access: Access, cancel
     });
   }
   if (cancelled?.aborted) {
-    return cancelledError(unknown, cancelled.reason);
+    const { reason } = cancelled;
+    return reason instanceof SilentStream ? lostError(access, reason.message) : cancelledError(unknown, reason);
   }
   // connect's words (2.1, protocol/serialization.ts) for values that fit no field.
   if (!answered(error) && error.rawMessage.startsWith("serialize binary: ")) {

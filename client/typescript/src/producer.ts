@@ -17,7 +17,7 @@
 import { randomUUID } from "node:crypto";
 
 import { AppendStream, failedRequest, type OpenSession, type ProtoBatch } from "./append-stream.js";
-import { cancelledError, earlierFailed, timeoutError, usageError, type WaldError } from "./errors.js";
+import { cancelledError, earlierFailed, SilentStream, timeoutError, usageError, type WaldError } from "./errors.js";
 import { AppendBatchRequestSchema } from "./gen/wald/v1/wal_pb.js";
 import {
   jsonSafe,
@@ -64,7 +64,10 @@ export interface ProducerOptions {
   windowBytes?: number;
   /** Batches underway before the next ones wait for acks. Default: 512; the server knows a producer's last 1,024. */
   windowBatches?: number;
-  /** Maximum time without an ack before everything unacked fails. Default: 60 s. */
+  /**
+   * Maximum time without an ack before everything unacked fails. Default: 60 s. A session that brings no ack for half of it is
+   * given up, and its batches are sent again on another one.
+   */
   retryTimeoutMs?: number;
   /** Waits so long for more records to go in the same batch. Default: not at all, each `send` is a batch. */
   lingerMs?: number;
@@ -175,6 +178,8 @@ export class Producer {
   #pauseTimer: NodeJS.Timeout | undefined;
   /** Runs while a batch is not acked; each ack restarts it. */
   #patience: NodeJS.Timeout | undefined;
+  /** Runs while a batch on the stream is not acked; each ack, and each stream, restarts it. */
+  #silence: NodeJS.Timeout | undefined;
   readonly #backoff: Backoff;
   #lastFailure: WaldError | undefined;
   #fatal: WaldError | undefined;
@@ -351,6 +356,7 @@ export class Producer {
       this.#connect();
     } else {
       this.#pump();
+      this.#silence ??= this.#listen();
     }
   }
 
@@ -394,6 +400,8 @@ export class Producer {
       this.#lastFailure = undefined;
       clearTimeout(this.#patience);
       this.#patience = this.#entries.length > 0 ? this.#wait() : undefined;
+      clearTimeout(this.#silence);
+      this.#silence = this.#listen();
       const { sequence, parts } = entry;
       const { deduplicated, durableLsn, replicatedLsn } = append;
       for (const part of parts) {
@@ -408,6 +416,7 @@ export class Producer {
     this.#stream = stream;
     this.#underway = 0;
     this.#pump();
+    this.#silence = this.#listen();
     void stream.ended.then((error) => this.#ended(stream, error));
   }
 
@@ -416,6 +425,8 @@ export class Producer {
       return;
     }
     this.#stream = undefined;
+    clearTimeout(this.#silence);
+    this.#silence = undefined;
     if (error === undefined || this.#entries.length === 0) {
       return;
     }
@@ -448,6 +459,20 @@ export class Producer {
     }, timerMs(retryTimeoutMs));
   }
 
+  /**
+   * Gives the stream up after half of the patience without an ack: a proxy may have lost the server behind it. Another stream
+   * then needs time, too. Not much less than half: batches that are sent again count against the rate of a tenant again.
+   */
+  #listen(): NodeJS.Timeout | undefined {
+    const stream = this.#stream;
+    if (stream === undefined || this.#entries.length === 0) {
+      return undefined;
+    }
+    const { retryTimeoutMs = PRODUCER_DEFAULTS.retryTimeoutMs } = this.#setup;
+    const silentMs = retryTimeoutMs / 2;
+    return setTimeout(() => stream.abort(new SilentStream(`no ack within ${silentMs} ms`)), timerMs(silentMs));
+  }
+
   /** Fails everything that is not acked: a later batch cannot be applied without the ones before it. */
   #fail(error: WaldError, ended?: AppendStream): void {
     if (this.#fatal !== undefined) {
@@ -457,6 +482,7 @@ export class Producer {
     this.#fatal = error;
     this.#note(error, stream);
     clearTimeout(this.#patience);
+    clearTimeout(this.#silence);
     clearTimeout(this.#pauseTimer);
     clearTimeout(this.#lingerTimer);
     this.#stream = undefined;

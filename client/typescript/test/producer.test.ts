@@ -127,6 +127,22 @@ test("fatal refusal of a repeat does not claim that nothing was applied", async 
   await assert.rejects(producer.append("a"), { reason: "LOG_REPLACED", outcome: "UNKNOWN" });
 });
 
+test("producer leaves a silent session for another", { timeout: 20_000 }, async () => {
+  const { opened, open } = gate();
+  const sessions = (): number => fake.methods.filter((method) => method === "AppendSession").length;
+  // The first session applies a batch, and acks nothing.
+  fake.after = () => (sessions() === 1 ? opened : undefined);
+  const producer = await client.producer("log", { retryTimeoutMs: 2_000 });
+  const sent = await Promise.all(numbers(3).map((record) => producer.send(record)));
+  const acks = await Promise.all(sent.map(({ ack }) => ack));
+  assert.deepEqual(acks.map(({ firstLsn }) => firstLsn), [0n, 1n, 2n]);
+  assert.equal(acks[0]?.deduplicated, true);
+  assert.equal(sessions(), 2);
+  assert.deepEqual(fake.records, numbers(3));
+  open();
+  await producer.close();
+});
+
 test("gives up without acks; batches that were never sent are not applied", async () => {
   const producer = await client.producer("log", { retryTimeoutMs: 60 });
   await fake.stop();
