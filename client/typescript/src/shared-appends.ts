@@ -37,6 +37,9 @@ const MAX_REQUEST_BYTES = 64 << 10;
 /** Time without a request after which the stream is half-closed. */
 const IDLE_MS = 1_000;
 
+/** Time without an answer after which the stream takes no more requests once a caller gives up. */
+const SILENCE_MS = 5_000;
+
 /** Time of unary calls after a server has refused the stream. */
 const UNARY_MS = 60_000;
 
@@ -171,6 +174,8 @@ class SharedStream {
   readonly #unsent = new Map<bigint, Uint8Array>();
   /** Requests that the transport has taken, and that have no answer yet. */
   #unanswered = 0;
+  /** When the transport took the first request since the last answer; undefined: it has taken none. */
+  #silentSince: number | undefined;
   #isAnswered = false;
   /** Undefined until the connection is there. */
   #stream: http2.ClientHttp2Stream | undefined;
@@ -237,6 +242,11 @@ class SharedStream {
             ? timeoutError("WRITE", "the deadline passed", server).of(outcome)
             : cancelledError(outcome, signal?.reason, server);
         this.#settle(id)?.reject(gone);
+        if (this.#silentSince !== undefined && performance.now() - this.#silentSince >= SILENCE_MS) {
+          // The stream may end at a proxy whose server is gone, and another one may reach the next server. Requests that wait keep
+          // waiting: the server may only be slow.
+          this.close();
+        }
       };
       // The open stream does not keep the process alive, but this timer does.
       const timer = setTimeout(() => giveUp(timeoutError), timeoutMs);
@@ -361,6 +371,7 @@ class SharedStream {
         at += PREFIX_BYTES + bytes.length;
       }
       this.#unanswered += taken.length;
+      this.#silentSince ??= performance.now();
       this.#isFull = !stream.write(joined);
     }
     if (this.#isEnding && this.#unsent.size === 0 && !stream.writableEnded) {
@@ -425,6 +436,7 @@ class SharedStream {
 
   #answered(answer: AppendSessionResponse): void {
     this.#isAnswered = true;
+    this.#silentSince = undefined;
     this.#unanswered--;
     this.#settle(answer.requestId)?.resolve(answer);
   }

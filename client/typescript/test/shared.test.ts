@@ -191,6 +191,55 @@ test("append after its deadline is unknown, and its late answer is ignored", asy
   assert.deepEqual(fake.methods, ["AppendSession"]);
 });
 
+/** Cancels an append that the server has, while time seems to go on by that many milliseconds. */
+async function giveUp(time: ReturnType<typeof advance>, ms: number): Promise<void> {
+  const came = fake.requests;
+  const end = new AbortController();
+  const given = failure(client.append("log", "given up", { signal: end.signal }));
+  await until(() => fake.requests > came);
+  time.by(ms);
+  end.abort();
+  assert.equal((await given).outcome, "UNKNOWN");
+}
+
+/** A clock that a test moves. */
+function advance(): { by: (ms: number) => void; restore: () => void } {
+  const now = performance.now.bind(performance);
+  let ahead = 0;
+  const clock = mock.method(performance, "now", () => now() + ahead);
+  return { by: (ms) => (ahead += ms), restore: () => clock.mock.restore() };
+}
+
+test("stream without any answer takes no more appends", async () => {
+  const { opened, open } = gate();
+  fake.before = ([record]) => (record === "x" ? undefined : opened);
+  const waiting = client.append("log", "waits", { timeoutMs: 60_000 });
+  const time = advance();
+  await giveUp(time, 5_000);
+  time.restore();
+  assert.equal((await client.append("log", "x")).lsn, 0n);
+  // An append that waits keeps its place on the silent stream.
+  open();
+  await waiting;
+  assert.deepEqual(fake.methods, ["AppendSession", "AppendSession"]);
+});
+
+test("stream that answers other appends stays", async () => {
+  const { opened, open } = gate();
+  fake.before = ([record]) => (record === "x" ? undefined : opened);
+  const waiting = client.append("log", "waits", { timeoutMs: 60_000 });
+  const time = advance();
+  for (let turn = 0; turn < 2; turn++) {
+    await giveUp(time, 3_000);
+    // Its answer begins the time again.
+    await client.append("log", "x");
+  }
+  time.restore();
+  open();
+  await waiting;
+  assert.deepEqual(fake.methods, ["AppendSession"]);
+});
+
 test("append that was not sent by its deadline is not applied", async () => {
   // It takes connections and answers nothing.
   const silent = createServer().listen(0, "127.0.0.1");
