@@ -89,6 +89,8 @@ public final class Producer implements AutoCloseable {
   private boolean drawn;
   /** The time at which the next ack is overdue, if a batch waits for one. */
   private long overdue;
+  /** The time at which the stream that is open is given up, if a batch waits for an ack. */
+  private long quiet;
   /** Looks whether an ack is overdue; null: no batch was queued since it looked last and found none. */
   private ScheduledFuture<?> expiry;
   /** The stream that is open; null: none. */
@@ -270,9 +272,22 @@ public final class Producer implements AutoCloseable {
   /** Begins the time within which the next ack must come. The caller has the lock. */
   private void awaitAck() {
     overdue = System.nanoTime() + Times.nanos(options.deliveryTimeout);
+    listen();
     if (expiry == null) {
-      expiry = Timer.after(Times.nanos(options.deliveryTimeout), this::expire);
+      expiry = Timer.after(silenceNanos(), this::expire);
     }
+  }
+
+  /**
+   * Begins the time after which a stream without an ack is given up: a proxy may have lost the server behind it. Another stream then needs
+   * time, too. Not much less than half: batches that are sent again count against the rate of a tenant again. The caller has the lock.
+   */
+  private void listen() {
+    quiet = System.nanoTime() + silenceNanos();
+  }
+
+  private long silenceNanos() {
+    return Times.nanos(options.deliveryTimeout) / 2;
   }
 
   /** Waits until a batch of this size can be queued. The caller has the lock. */
@@ -553,6 +568,8 @@ public final class Producer implements AutoCloseable {
     private boolean acked;
     /** The producer has ended the stream, whose batches were all acked. */
     private boolean ended;
+    /** The producer has ended the stream, which brought no ack. */
+    private boolean silent;
     /** The answer broke the contract; null: it did not. */
     private Failure broken;
     /** Null: the stream has not ended. */
@@ -569,6 +586,7 @@ public final class Producer implements AutoCloseable {
         unsent.clear();
         unsent.addAll(unacked);
         delivery = this;
+        listen();
       } finally {
         lock.unlock();
       }
@@ -588,7 +606,10 @@ public final class Producer implements AutoCloseable {
         lock.unlock();
       }
       Failure trouble = broken;
-      if (trouble == null) {
+      if (trouble == null && silent) {
+        String detail = "no ack within " + options.deliveryTimeout.dividedBy(2);
+        trouble = core.nodes.failedAt(attempt, Failure.lost(detail, attempt.sent));
+      } else if (trouble == null) {
         trouble = status.isOk()
             ? Failure.lost("the server ended the stream", attempt.sent)
             : core.readFailure(status, trailers, attempt, attempt.sent, stopped);
@@ -709,7 +730,7 @@ public final class Producer implements AutoCloseable {
       }
       long left = overdue - System.nanoTime();
       if (left > 0) {
-        expiry = Timer.after(left, this::expire);
+        expiry = Timer.after(Math.min(left, endSilent()), this::expire);
         return;
       }
       Failure late = new Failure(FailureKind.TIMEOUT, Status.Code.DEADLINE_EXCEEDED, "no ack within " + options.deliveryTimeout,
@@ -725,6 +746,17 @@ public final class Producer implements AutoCloseable {
       lock.unlock();
     }
     giveAnswers();
+  }
+
+  /** Gives the stream up if it has brought no ack for too long. Returns the time until it may have to. The caller has the lock. */
+  private long endSilent() {
+    long left = delivery == null ? silenceNanos() : quiet - System.nanoTime();
+    if (left > 0) {
+      return left;
+    }
+    delivery.silent = true;
+    delivery.cancel();
+    return silenceNanos();
   }
 
   /** Ends the producer, and gives every batch that is not acked its error. */

@@ -74,7 +74,8 @@ public final class ProducerOptions implements Cloneable {
 
   /**
    * The time without an ack, over all repeats, after which the producer ends. It begins with each ack, and with a batch that is queued
-   * while no other waits. Default: 60 s.
+   * while no other waits. Default: 60 s. A stream that brings no ack for half of it is given up, and its batches are sent again on another
+   * one.
    */
   public ProducerOptions deliveryTimeout(Duration timeout) {
     ProducerOptions changed = copy();

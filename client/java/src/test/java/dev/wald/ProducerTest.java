@@ -207,6 +207,36 @@ class ProducerTest {
   }
 
   @Test
+  void producerLeavesASilentStreamForAnother() throws Exception {
+    Journal journal = new Journal();
+    List<WaldException> interruptions = new CopyOnWriteArrayList<>();
+    try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+      fake.session = stream -> {
+        if (fake.sessions.get() > 1) {
+          journal.applyAll(stream);
+          return;
+        }
+        // Applies all, acks nothing.
+        for (int i = 0; i < 3; i++) {
+          journal.apply(stream.receive());
+        }
+      };
+      ProducerOptions options = ProducerOptions.DEFAULT.deliveryTimeout(Duration.ofSeconds(2)).onInterruption(interruptions::add);
+      List<CompletableFuture<LogAck>> answers;
+      try (Producer producer = client.producer("a", options)) {
+        answers = send(producer, 3);
+      }
+      for (int i = 0; i < 3; i++) {
+        assertEquals(i, answers.get(i).get().firstLsn());
+      }
+      assertEquals(List.of("0", "1", "2"), journal.applied);
+      assertEquals(1, interruptions.size());
+      assertEquals(FailureKind.CONNECTION_LOST, interruptions.get(0).kind());
+      assertTrue(interruptions.get(0).getMessage().contains("no ack within PT1S"), interruptions.toString());
+    }
+  }
+
+  @Test
   void timerForgetsProducersThatAreClosed() throws Exception {
     Journal journal = new Journal();
     try (Fake fake = new Fake(); WaldClient client = fake.client()) {
