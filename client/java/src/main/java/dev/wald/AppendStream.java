@@ -36,6 +36,8 @@ import java.util.concurrent.locks.ReentrantLock;
 final class AppendStream extends ClientCall.Listener<AppendSessionResponse> {
   /** Time without requests after which the stream is half-closed; after twice this time it is cancelled if the server has not ended it. */
   static final long IDLE_NANOS = TimeUnit.SECONDS.toNanos(1);
+  /** Time without an answer after which the stream takes no more requests once a caller gives up. */
+  static final long SILENCE_NANOS = TimeUnit.SECONDS.toNanos(5);
   /** The transport hands over every answer as soon as it comes: a thread waits for each. */
   private static final int ALL_ANSWERS = Integer.MAX_VALUE;
 
@@ -59,6 +61,10 @@ final class AppendStream extends ClientCall.Listener<AppendSessionResponse> {
   private boolean halfClosed;
   /** Null: the stream has not ended. */
   private StatusRuntimeException end;
+  /** A request was sent, and no answer came since. */
+  private boolean silent;
+  /** When the first request since the last answer was sent. */
+  long silentSince;
   /** A timer looks after the idle stream. */
   private boolean timed;
   private long idleSince;
@@ -116,18 +122,27 @@ final class AppendStream extends ClientCall.Listener<AppendSessionResponse> {
     }
   }
 
-  /** Ends a request, whose caller waits no more: notes its server and token. A late answer is ignored. */
+  /**
+   * Ends a request, whose caller waits no more: notes its server and token. A late answer is ignored. A silent stream takes no more
+   * requests then: it may end at a proxy whose server is gone, and another stream may reach the next server. Requests that wait keep
+   * waiting: the server may only be slow.
+   */
   void forget(Request request) {
+    boolean gone = false;
     lock.lock();
     try {
       request.attempt.at = attempt.at;
       request.attempt.token = attempt.token;
       long id = request.message.getRequestId();
       if (waiting.remove(id, request) || sent.remove(id, request)) {
+        gone = silent && System.nanoTime() - silentSince >= SILENCE_NANOS;
         rest();
       }
     } finally {
       lock.unlock();
+    }
+    if (gone) {
+      leave();
     }
   }
 
@@ -176,6 +191,10 @@ final class AppendStream extends ClientCall.Listener<AppendSessionResponse> {
       first.remove();
       request.attempt.sent = true;
       sent.put(request.message.getRequestId(), request);
+      if (!silent) {
+        silent = true;
+        silentSince = System.nanoTime();
+      }
       lock.unlock();
       try {
         call.sendMessage(request.message);
@@ -248,6 +267,7 @@ final class AppendStream extends ClientCall.Listener<AppendSessionResponse> {
     lock.lock();
     try {
       request = sent.remove(answer.getRequestId());
+      silent = false;
       rest();
     } finally {
       lock.unlock();

@@ -43,7 +43,7 @@ final class Appends {
   private final boolean shares;
   private final ReentrantLock lock = new ReentrantLock();
   /** The stream opened last; null: none. */
-  private AppendStream stream;
+  AppendStream stream;
   /** Servers that get calls only, and the end of that time. */
   private final Map<String, Long> callsOnly = new ConcurrentHashMap<>();
 

@@ -27,6 +27,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.BooleanSupplier;
 import java.util.function.Supplier;
 import org.junit.jupiter.api.AfterEach;
@@ -274,6 +275,70 @@ class AppendsTest {
       assertThrows(WaldException.class, () -> client.withTimeout(Duration.ofMillis(100)).append("a", "x"));
       // With a request underway it would stay open.
       until(() -> fake.streamsEnded.get() == 1);
+    }
+  }
+
+  /** Cancels an append that the server has, once its stream has brought no answer for so long. */
+  private void giveUp(WaldClient client, CountDownLatch arrived, long silence) throws Exception {
+    Context.CancellableContext scope = Context.current().withCancellation();
+    CompletableFuture<Ack> answer = start(() -> {
+      Context before = scope.attach();
+      try {
+        return client.append("a", "1");
+      } finally {
+        scope.detach(before);
+      }
+    });
+    ClientTest.await(arrived);
+    client.core().appends.stream.silentSince -= silence;
+    scope.cancel(null);
+    assertEquals(Outcome.UNKNOWN, failureOf(answer).outcome());
+  }
+
+  @Test
+  void silentStreamTakesNoMoreAppends() throws Exception {
+    CountDownLatch waits = new CountDownLatch(1);
+    CountDownLatch arrived = new CountDownLatch(1);
+    CountDownLatch late = new CountDownLatch(1);
+    try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+      fake.append = request -> {
+        if (!textOf(request).equals("2")) {
+          (textOf(request).equals("0") ? waits : arrived).countDown();
+          ClientTest.await(late);
+        }
+        return echo(request);
+      };
+      CompletableFuture<Ack> waiting = start(() -> client.append("a", "0"));
+      ClientTest.await(waits);
+      giveUp(client, arrived, AppendStream.SILENCE_NANOS);
+      assertEquals(2, client.append("a", "2").lsn());
+      assertEquals(2, fake.streams.get());
+      // An append that waits keeps its place on the silent stream.
+      late.countDown();
+      assertEquals(0, waiting.get(10, TimeUnit.SECONDS).lsn());
+    }
+  }
+
+  @Test
+  void streamThatAnswersOtherAppendsStays() throws Exception {
+    AtomicReference<CountDownLatch> arrived = new AtomicReference<>();
+    CountDownLatch late = new CountDownLatch(1);
+    try (Fake fake = new Fake(); WaldClient client = fake.client()) {
+      fake.append = request -> {
+        if (textOf(request).equals("1")) {
+          arrived.get().countDown();
+          ClientTest.await(late);
+        }
+        return echo(request);
+      };
+      for (int i = 0; i < 2; i++) {
+        arrived.set(new CountDownLatch(1));
+        giveUp(client, arrived.get(), AppendStream.SILENCE_NANOS * 3 / 5);
+        // Its answer begins the time again.
+        assertEquals(2, client.append("a", "2").lsn());
+      }
+      assertEquals(1, fake.streams.get());
+      late.countDown();
     }
   }
 
