@@ -28,7 +28,7 @@ BATCH = 100
 TOLERANCE = {"append in a session": 0.25, "record that a start finds": 0.25}
 MOST = 0.1
 # A load is counted again if its count is too high: on a busy machine a client that lags behind costs the daemon more, and
-# nothing makes a count too low.
+# the smallest count has the least of that.
 TRIES = 3
 # The part of an append that the check of credential and right may add. Without the caller that a connection remembers, the part is
 # about 6 %.
@@ -114,4 +114,9 @@ def instructions(directory):
         change, most = count / baseline[name] - 1, TOLERANCE.get(name, MOST)
         expect(f"{name}: within {most:.0%} of {baseline[name]:,} instructions", abs(change) <= most, f"{count:,}, {change:+.1%}")
     added = rights(directory)
+    for number in range(1, TRIES):
+        if added > RIGHTS:
+            again = directory / f"again-{number}"
+            again.mkdir()
+            added = min(added, rights(again))
     expect(f"credential and right add at most {RIGHTS:.0%} to an append", added <= RIGHTS, f"{added:+.1%}")

@@ -364,29 +364,38 @@ async fn suite_has_every_row_with_its_targets_and_files_are_written() {
     let daemon = Daemon::start(&["--echo"]);
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name).display().to_string();
-    let ran = daemon.bench(&format!(
-        "suite --filled 2000 --duration 250ms --warm-up 0s --json {} --svg {}",
-        file("json"),
-        file("svg")
-    ));
-    assert!(
-        ran.status.success(),
-        "{}",
-        String::from_utf8_lossy(&ran.stderr)
-    );
-    let table = String::from_utf8(ran.stdout).unwrap();
-    assert!(table.contains("W1, 64 over 1,000 logs"), "{table}");
-    let report: Value = serde_json::from_slice(&std::fs::read(file("json")).unwrap()).unwrap();
-    let entries = report["entries"].as_array().unwrap();
-    assert_eq!(entries.len(), 25);
-    for entry in &entries[..15] {
-        let checks = entry["checks"].as_array().unwrap();
-        assert!(!checks.is_empty(), "{entry}");
+    let suite = |duration: &str| {
+        let ran = daemon.bench(&format!(
+            "suite --filled 2000 --duration {duration} --warm-up 0s --json {} --svg {}",
+            file("json"),
+            file("svg")
+        ));
         assert!(
-            checks.iter().all(|check| check["holds"].is_boolean()),
-            "{entry}"
+            ran.status.success(),
+            "{}",
+            String::from_utf8_lossy(&ran.stderr)
         );
+        let table = String::from_utf8(ran.stdout).unwrap();
+        assert!(table.contains("W1, 64 over 1,000 logs"), "{table}");
+        serde_json::from_slice::<Value>(&std::fs::read(file("json")).unwrap()).unwrap()
+    };
+    // The first entry without a check, or with one that has no figure.
+    let unjudged = |report: &Value| {
+        let entries = report["entries"].as_array().unwrap();
+        assert_eq!(entries.len(), 25);
+        let is_judged = |entry: &&Value| {
+            let checks = entry["checks"].as_array().unwrap();
+            !checks.is_empty() && checks.iter().all(|check| check["holds"].is_boolean())
+        };
+        let found = entries[..15].iter().find(|entry| !is_judged(entry));
+        found.map(Value::to_string)
+    };
+    let mut report = suite("250ms");
+    // On a busy machine a load of 256 may have no ack in such a short time.
+    if unjudged(&report).is_some() {
+        report = suite("2s");
     }
+    assert_eq!(unjudged(&report), None);
     assert!(report["server"]["file_system"].as_str().is_some());
     assert!(
         std::fs::read_to_string(file("svg"))
