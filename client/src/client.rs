@@ -16,6 +16,7 @@ use crate::endpoint;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::nodes::{ClientNode, ClientNodes, NextNode};
 use crate::retry::{FailedAttempts, Repeat, RetryPolicy, after};
+use crate::sent::SendGate;
 use crate::tls::{TlsFailure, TlsOptions, TlsProblem, TlsSettings};
 use crate::token::{AUTHORIZATION, CallHeaders, CallerStep, TokenHeader, TokenOption, TokenSource};
 use crate::transport::NodeTransport;
@@ -27,6 +28,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct CallAttempt<Q> {
     pub(crate) message: Q,
     pub(crate) token: Option<TokenHeader>,
+    pub(crate) gate: SendGate,
     deadline: Instant,
 }
 
@@ -36,6 +38,7 @@ impl<Q> CallAttempt<Q> {
         let mut request = with_token(self.message, self.token);
         // The server must not write a request that no caller waits for any more.
         request.set_timeout(self.deadline.saturating_duration_since(Instant::now()));
+        request.extensions_mut().insert(self.gate);
         request
     }
 }
@@ -498,12 +501,14 @@ impl Client {
         loop {
             let node = self.node();
             let used = self.token_header();
+            let gate = SendGate::default();
             let attempt = CallAttempt {
                 message: request.clone(),
                 token: used.clone(),
+                gate: gate.clone(),
                 deadline,
             };
-            let error = match tokio::time::timeout_at(deadline, send(&node, attempt)).await {
+            let mut error = match tokio::time::timeout_at(deadline, send(&node, attempt)).await {
                 Ok(Ok(answer)) => {
                     self.approach(&node, answer.metadata());
                     return Ok(answer.into_inner());
@@ -511,6 +516,9 @@ impl Client {
                 Ok(Err(status)) => node.error(&status, timeout),
                 Err(_) => node.timed_out(timeout),
             };
+            if gate.shut() {
+                error = error.of_unsent();
+            }
             let pause = self.pause_after(&node, &error, &mut failures);
             let last = !self.allows(repeat, &error, used.as_ref(), false)
                 || failures.count >= self.settings.retry.max_attempts

@@ -33,6 +33,8 @@ struct Inner {
     earlier_unknown: bool,
     /// The call writes nothing.
     reads: bool,
+    /// The message of the last attempt never left this program.
+    unsent: bool,
 }
 
 /// The place at which a call failed.
@@ -85,7 +87,8 @@ pub enum ErrorKind {
     /// The connection broke underway; a write may have been applied.
     #[error("the connection was lost: {0}")]
     ConnectionLost(String),
-    /// The deadline passed; a write may have been applied, or still be.
+    /// The deadline passed. A write may have been applied, or still be, unless it never left the program: see
+    /// [`Error::outcome`].
     #[error("no answer from {endpoint} within {after:?}")]
     Timeout {
         /// The server.
@@ -321,6 +324,9 @@ impl Error {
         if self.0.earlier_unknown {
             return Outcome::Unknown;
         }
+        if self.0.unsent {
+            return Outcome::NotApplied;
+        }
         match self.kind() {
             ErrorKind::InvalidEndpoint { .. }
             | ErrorKind::Tls { .. }
@@ -358,6 +364,9 @@ impl Error {
             // Certificates are replaced while both sides run.
             ErrorKind::Tls { .. } => Retry::Safe,
             ErrorKind::Connect { .. } | ErrorKind::NotSent(_) => Retry::Safe,
+            ErrorKind::ConnectionLost(_) | ErrorKind::Timeout { .. } if self.0.unsent => {
+                Retry::Safe
+            }
             ErrorKind::ConnectionLost(_) | ErrorKind::Timeout { .. } => Retry::SafeWithCondition,
             ErrorKind::Foreign {
                 code: Code::Unavailable,
@@ -397,6 +406,7 @@ impl Error {
             kind,
             earlier_unknown: false,
             reads: false,
+            unsent: false,
         }))
     }
 
@@ -416,6 +426,12 @@ impl Error {
     /// The error of a call that writes nothing.
     pub(crate) fn of_read(mut self) -> Self {
         Arc::make_mut(&mut self.0).reads = true;
+        self
+    }
+
+    /// The error of an attempt whose message never left this program.
+    pub(crate) fn of_unsent(mut self) -> Self {
+        Arc::make_mut(&mut self.0).unsent = true;
         self
     }
 

@@ -49,6 +49,7 @@ mod record;
 mod retry;
 mod scan;
 mod scan_stream;
+mod sent;
 mod shared;
 mod small_file;
 mod state;

@@ -29,6 +29,7 @@ use wald_proto::v1::{self, Reason};
 use crate::client::CallAttempt;
 use crate::connect::LastTlsProblem;
 use crate::error::{Error, ErrorKind};
+use crate::sent::GatedChannel;
 use crate::shared::{AppendContent, NoAnswer, SharedAppends};
 use crate::token::{CallChannel, CallHeaders};
 use crate::transport::NodeTransport;
@@ -65,7 +66,7 @@ impl ClientNode {
         last_failure: Arc<LastTlsProblem>,
         shares_appends: bool,
     ) -> Self {
-        let channel = CallChannel::new(channel, headers);
+        let channel = CallChannel::new(GatedChannel(channel), headers);
         let shared = || SharedAppends::new(wal(&channel), HealthClient::new(channel.clone()));
         Self {
             endpoint,

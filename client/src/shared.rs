@@ -31,6 +31,7 @@ use wald_proto::v1::wal_service_client::WalServiceClient;
 use crate::client::CallAttempt;
 use crate::error::DOMAIN;
 use crate::nodes::{OWNER_HEADER, lock};
+use crate::sent::SendGate;
 use crate::token::{AUTHORIZATION, CallChannel, TokenHeader};
 
 /// Largest request on a stream, in bytes. Larger ones are calls of their own: they would hold up small ones.
@@ -149,7 +150,7 @@ impl SharedAppends {
         if let Some(stream) = &current.stream {
             // A stream has the token of its first request. Another token needs another stream.
             if stream.token == attempt.token
-                && let Some((number, answer)) = stream.submit(&attempt.message)
+                && let Some((number, answer)) = stream.submit(&attempt.message, &attempt.gate)
             {
                 return Some((Arc::clone(stream), number, answer));
             }
@@ -157,7 +158,7 @@ impl SharedAppends {
         }
         let token = attempt.token.clone();
         let stream = AppendStream::open(self.wal.clone(), self.health.clone(), token);
-        let submitted = stream.submit(&attempt.message);
+        let submitted = stream.submit(&attempt.message, &attempt.gate);
         current.stream = Some(Arc::clone(&stream));
         submitted.map(|(number, answer)| (stream, number, answer))
     }
@@ -267,10 +268,18 @@ struct StreamRequests {
 struct WaitingRequest {
     /// Absent once it is handed to the connection.
     content: Option<Arc<AppendContent>>,
+    gate: SendGate,
     answer: oneshot::Sender<Result<v1::AppendSessionResponse, StreamEnd>>,
     since: Instant,
     /// Number of answers of the stream before it.
     answers_before: u64,
+}
+
+impl WaitingRequest {
+    /// The content, to be sent now. `None`: its caller has given up.
+    fn take(&mut self) -> Option<Arc<AppendContent>> {
+        self.content.take_if(|_| self.gate.pass())
+    }
 }
 
 impl StreamRequests {
@@ -314,7 +323,7 @@ impl AppendStream {
     }
 
     /// Takes a request. `None`: the stream takes no more.
-    fn submit(&self, content: &Arc<AppendContent>) -> Option<(u64, AppendAnswer)> {
+    fn submit(&self, content: &Arc<AppendContent>, gate: &SendGate) -> Option<(u64, AppendAnswer)> {
         let (answer, answered) = oneshot::channel();
         let (number, writer) = {
             let mut requests = self.lock();
@@ -326,6 +335,7 @@ impl AppendStream {
             requests.used = true;
             let waiting = WaitingRequest {
                 content: Some(Arc::clone(content)),
+                gate: gate.clone(),
                 answer,
                 since: Instant::now(),
                 answers_before: requests.answers,
@@ -346,7 +356,7 @@ impl AppendStream {
         while let Some(request_id) = requests.unsent.pop_front() {
             // A request that nobody waits for any more is not sent.
             let waiting = requests.waiting.get_mut(&request_id);
-            let Some(content) = waiting.and_then(|waiting| waiting.content.take()) else {
+            let Some(content) = waiting.and_then(WaitingRequest::take) else {
                 continue;
             };
             drop(requests);
@@ -512,6 +522,7 @@ mod tests {
     use tonic::transport::Endpoint;
 
     use super::*;
+    use crate::sent::GatedChannel;
     use crate::token::CallHeaders;
 
     /// A stream, and a request on it that the connection has had for a time.
@@ -521,7 +532,7 @@ mod tests {
             requests: Mutex::default(),
         });
         let content = Arc::new(AppendContent::Record(v1::AppendRequest::default()));
-        let (number, answer) = stream.submit(&content).unwrap();
+        let (number, answer) = stream.submit(&content, &SendGate::default()).unwrap();
         let sent = stream.poll_next(&Context::from_waker(Waker::noop()));
         assert!(matches!(sent, Poll::Ready(Some(_))));
         stream.lock().waiting.get_mut(&number).unwrap().since -= age;
@@ -562,7 +573,7 @@ mod tests {
             token: None,
             step: None,
         };
-        let health = HealthClient::new(CallChannel::new(channel, headers));
+        let health = HealthClient::new(CallChannel::new(GatedChannel(channel), headers));
         // Only another call makes a connection.
         let opening = async { listener.accept().await.unwrap() };
         let opened = timeout(Duration::from_secs(20), looked_after(opening, health));

@@ -9,10 +9,10 @@ use tonic::codegen::http::HeaderValue;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use crate::error::{Error, ErrorKind};
+use crate::sent::{GatedChannel, SendGate};
 use crate::small_file::read_small;
 
 /// Maximum size of a token file, bytes.
@@ -175,7 +175,7 @@ pub(crate) struct CallHeaders {
 }
 
 /// The connection of a client, whose calls carry its token.
-pub(crate) type CallChannel = InterceptedService<Channel, CallHeaders>;
+pub(crate) type CallChannel = InterceptedService<GatedChannel, CallHeaders>;
 
 impl Interceptor for CallHeaders {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
@@ -184,10 +184,16 @@ impl Interceptor for CallHeaders {
         {
             request.metadata_mut().insert(AUTHORIZATION, token.header());
         }
-        match &self.step {
-            Some(step) => (step.0)(request),
-            None => Ok(request),
+        let Some(step) = &self.step else {
+            return Ok(request);
+        };
+        let gate = request.extensions().get::<SendGate>().cloned();
+        let mut request = (step.0)(request)?;
+        // The step may return another request.
+        if let Some(gate) = gate {
+            request.extensions_mut().insert(gate);
         }
+        Ok(request)
     }
 }
 

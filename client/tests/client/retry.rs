@@ -1,8 +1,15 @@
 //! Appends are repeated when that is safe, and never otherwise.
 
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::timeout;
+use tonic::{Code, Request, Status};
+use wald_client::{
+    Client, ClientBuilder, Error, ErrorKind, Lsn, Outcome, Reason, Retry, RetryPolicy,
+};
+
 use crate::fake::{Fake, Step, refusal};
-use tonic::{Code, Status};
-use wald_client::{ErrorKind, Lsn, Outcome, Reason, Retry, RetryPolicy};
 
 const DRAINING: &[(&str, &str)] = &[("outcome", "NOT_APPLIED"), ("retry", "SAFE")];
 
@@ -115,22 +122,62 @@ async fn connection_that_was_never_made_means_not_applied() {
     );
 }
 
-#[tokio::test]
-async fn deadline_leaves_the_outcome_of_an_append_unknown() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let client = wald_client::Client::builder(endpoint)
-        .connect_lazy()
-        .unwrap();
-    let timeout = std::time::Duration::from_millis(50);
-    let error = client
-        .append("log", "x")
-        .timeout(timeout)
-        .await
-        .unwrap_err();
+/// The error of an append with a deadline of 50 ms.
+async fn late(builder: &ClientBuilder) -> Error {
+    let client = builder.clone().connect_lazy().unwrap();
+    let append = client.append("log", "x").timeout(Duration::from_millis(50));
+    let error = append.await.unwrap_err();
     assert!(
         matches!(error.kind(), ErrorKind::Timeout { .. }),
         "{error:?}"
     );
-    assert_eq!(error.outcome(), Outcome::Unknown);
+    error
+}
+
+#[tokio::test]
+async fn deadline_leaves_the_outcome_of_an_append_unknown() {
+    // The system accepts the connection, and nobody answers on it.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let builder = Client::builder(format!("http://{}", listener.local_addr().unwrap()));
+    for builder in [
+        builder.clone(),
+        builder.clone().share_appends(false),
+        builder.interceptor(|_| Ok(Request::new(()))),
+    ] {
+        let error = late(&builder).await;
+        assert_eq!(
+            (error.outcome(), error.retry()),
+            (Outcome::Unknown, Retry::SafeWithCondition)
+        );
+    }
+}
+
+#[tokio::test]
+async fn append_without_a_connection_is_not_applied_at_its_deadline() {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    // The system accepts a few connections, and drops the packets of further ones.
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut accepted = Vec::new();
+    while let Ok(stream) = timeout(Duration::from_millis(50), TcpStream::connect(address)).await {
+        accepted.push(stream.unwrap());
+    }
+    let builder = Client::builder(format!("http://{address}"));
+    for builder in [builder.clone(), builder.share_appends(false)] {
+        let error = late(&builder).await;
+        assert_eq!(
+            (error.outcome(), error.retry()),
+            (Outcome::NotApplied, Retry::Safe)
+        );
+    }
+}
+
+#[tokio::test]
+async fn append_that_an_interceptor_refuses_is_not_applied() {
+    let (fake, endpoint) = Fake::serve(0, 0).await;
+    let builder = Client::builder(endpoint).interceptor(|_| Err(Status::internal("no trace")));
+    let client = builder.connect_lazy().unwrap();
+    let error = client.append("log", "x").await.unwrap_err();
+    assert_eq!((error.outcome(), fake.attempts()), (Outcome::NotApplied, 0));
 }
