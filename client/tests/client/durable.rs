@@ -295,8 +295,7 @@ async fn batches_behind_a_refused_one_follow_it_into_the_new_epoch() {
 }
 
 #[tokio::test]
-async fn forgotten_producer_with_a_batch_in_doubt_is_refused() {
-    // The batch was sent by an earlier run of the program.
+async fn forgotten_producer_with_a_batch_of_an_earlier_run_is_refused() {
     let (memory, client) = start().await;
     let kept = Kept::default();
     let mut producer = open(&client, &kept).await;
@@ -315,7 +314,11 @@ async fn forgotten_producer_with_a_batch_in_doubt_is_refused() {
         let state = kept.producer();
         assert_eq!((state.epoch, state.batches.len()), (0, 1));
     }
-    // Or by this run, on a connection that broke.
+}
+
+#[tokio::test]
+async fn forgotten_producer_with_a_batch_on_a_broken_connection_is_refused() {
+    let (memory, client) = start().await;
     let kept = Kept::default();
     let mut producer = open(&client, &kept).await;
     memory.script([Fault::Cut, forgotten(7)]);
@@ -324,7 +327,7 @@ async fn forgotten_producer_with_a_batch_in_doubt_is_refused() {
     assert_eq!(refused.reason_text(), Some("PRODUCER_EXPIRED"), "{refused}");
     assert_eq!(
         (kept.producer().epoch, memory.payloads("log").len()),
-        (0, 1)
+        (0, 0)
     );
 }
 
