@@ -292,6 +292,14 @@ async def test_producer_gathers_while_its_window_is_full_and_keeps_the_limits():
         assert [len(request.batch.batches[0].records) for request in fake.attempts] == [1, 4, 1]
 
 
+@pytest.mark.parametrize("window", [0, 1025])
+async def test_producer_refuses_a_window_beyond_what_the_server_recognises(window):
+    async with serving() as (fake, client):
+        with pytest.raises(ValueError, match="between 1 and 1024"):
+            client.producer("log", window_batches=window)
+        assert fake.attempts == []
+
+
 async def test_producer_lingers_for_more_records():
     async with serving() as (fake, client):
         async with client.producer("log", linger=30.0, batch_records=3) as producer:

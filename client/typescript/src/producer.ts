@@ -62,7 +62,7 @@ export interface ProducerOptions {
   durability?: Durability;
   /** Bytes underway before `send` waits. Default: 8 MiB. */
   windowBytes?: number;
-  /** Batches underway before the next ones wait for acks. Default: 512; the server knows a producer's last 1,024. */
+  /** Batches underway before the next ones wait for acks. Default: 512; at most 1,024, because the server knows no more of them. */
   windowBatches?: number;
   /**
    * Maximum time without an ack before everything unacked fails. Default: 60 s. A session that brings no ack for half of it is
@@ -119,6 +119,9 @@ interface Entry {
   /** A call that carried it ended without reporting its outcome. */
   unknown: boolean;
 }
+
+/** Number of newest batches of a producer whose repeats the server recognises. */
+const RECOGNISED_BATCHES = 1_024;
 
 /** Time that `close` waits for the server to end the session, in milliseconds. */
 const SESSION_END_MS = 1_000;
@@ -190,6 +193,10 @@ export class Producer {
 
   /** @internal */
   constructor(setup: ProducerSetup) {
+    const { windowBatches = PRODUCER_DEFAULTS.windowBatches } = setup;
+    if (!(windowBatches >= 1 && windowBatches <= RECOGNISED_BATCHES)) {
+      throw usageError(`${windowBatches} batches in flight: between 1 and ${RECOGNISED_BATCHES} can be`);
+    }
     this.log = setup.log;
     this.logId = setup.logId;
     this.id = setup.id ?? randomUUID();

@@ -290,7 +290,7 @@ test("record that fits no field is refused by send, and the producer goes on", a
 });
 
 test("setting that fits no field opens no producer", async () => {
-  for (const options of [{ epoch: -1n }, { writerEpoch: -1n }, { logId: -1n }, { firstSequence: -1n }]) {
+  for (const options of [{ epoch: -1n }, { writerEpoch: -1n }, { logId: -1n }, { firstSequence: -1n }, { windowBatches: 0 }, { windowBatches: 1_025 }]) {
     await assert.rejects(client.producer("log", options), { kind: "USAGE", outcome: "NOT_APPLIED" });
   }
   assert.equal(fake.requests, 0);

@@ -322,9 +322,9 @@ class Client:
         them is given up, and its batches are sent again on another one. `linger`: maximum seconds
         that a record waits for others to make a batch of up to `batch_records` and
         `batch_bytes`; 0: sends the gathered records when there is room. At most
-        `window_batches` and `window_bytes` are unacked; beyond that, handing over waits. The
-        server must recognise `window_batches` batches when they are sent again (1,024 unless
-        configured otherwise).
+        `window_batches` and `window_bytes` are unacked; beyond that, handing over waits.
+        `window_batches` is at most 1,024: the server recognises no more batches when they are
+        sent again, unless it is configured otherwise.
         """
         return Producer(
             self,

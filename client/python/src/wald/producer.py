@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from wald.client import Client
 
 
+_RECOGNISED_BATCHES = 1024
+"""Number of newest batches of a producer whose repeats the server recognises."""
+
+
 @dataclass
 class _Batch:
     """One numbered batch, until it is acked."""
@@ -109,6 +113,8 @@ class Producer:
         window_batches: int,
         window_bytes: int,
     ):
+        if not 1 <= window_batches <= _RECOGNISED_BATCHES:
+            raise ValueError(f"{window_batches} batches in flight: between 1 and {_RECOGNISED_BATCHES} can be")
         self._client = client
         self._writer_epoch = writer_epoch
         self._durability = durability
