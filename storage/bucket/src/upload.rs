@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use object_store::path::Path;
 use object_store::{Error, MultipartUpload, ObjectStore, PutPayload};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::bucket::Bucket;
 use crate::error::{BucketError, BucketErrorKind};
@@ -27,8 +27,10 @@ const MOST_PARTS: u64 = 10_000;
 pub struct Uploads {
     bucket: Bucket,
     slots: Arc<Semaphore>,
-    /// Writes of whole small files.
-    running: JoinSet<Result<(), BucketError>>,
+    /// Writes of whole small files. Each returns the digest of its file.
+    running: JoinSet<Result<[u8; 32], BucketError>>,
+    /// Digests of the files that are in the bucket.
+    whole: Vec<[u8; 32]>,
 }
 
 /// One file on its way.
@@ -55,6 +57,7 @@ impl Uploads {
             bucket,
             slots: Arc::new(Semaphore::new(SLOTS)),
             running: JoinSet::new(),
+            whole: Vec::new(),
         }
     }
 
@@ -128,19 +131,46 @@ impl Uploads {
             (ended, _) => ended,
         };
         match ended {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.whole.push(file.digest);
+                Ok(())
+            }
             Err(error) => Err(self.give_up(&mut file, &error).await),
         }
     }
 
-    /// Waits for all files.
+    /// Gives a file up, and removes the parts that were sent.
+    pub async fn cancel(&self, mut file: Upload) {
+        self.abort(&mut file).await;
+    }
+
+    /// Waits for all files, also after a failure.
     ///
     /// # Errors
     /// If the store failed for one of them.
     pub async fn finish(&mut self) -> Result<(), BucketError> {
+        let mut done = Ok(());
         while let Some(ended) = self.running.join_next().await {
-            joined(ended, self.bucket.place())?;
+            done = done.and(self.joined(ended));
         }
+        done
+    }
+
+    /// Digests of the files that are in the bucket since the last call.
+    pub fn take_whole(&mut self) -> Vec<[u8; 32]> {
+        std::mem::take(&mut self.whole)
+    }
+
+    fn joined(
+        &mut self,
+        ended: Result<Result<[u8; 32], BucketError>, JoinError>,
+    ) -> Result<(), BucketError> {
+        let digest = ended.unwrap_or_else(|error| {
+            let what = format!("a write did not end: {error}");
+            let kind = BucketErrorKind::Unavailable;
+            Err(BucketError::new(kind, self.bucket.place(), what))
+        })?;
+        self.whole.push(digest);
         Ok(())
     }
 
@@ -149,12 +179,13 @@ impl Uploads {
         let slot = Arc::clone(&self.slots).acquire_owned().await;
         // Ended writes of earlier files report their failure here.
         while let Some(ended) = self.running.try_join_next() {
-            joined(ended, self.bucket.place())?;
+            self.joined(ended)?;
         }
         let bucket = self.bucket.clone();
         self.running.spawn(async move {
             let _slot = slot;
-            bucket.put(&file.path, file.piece.freeze()).await
+            bucket.put(&file.path, file.piece.freeze()).await?;
+            Ok(file.digest)
         });
         Ok(())
     }
@@ -214,16 +245,6 @@ async fn all(running: &mut JoinSet<Result<(), Error>>) -> Result<(), Error> {
         ended.map_err(Error::from)??;
     }
     Ok(())
-}
-
-fn joined(
-    ended: Result<Result<(), BucketError>, tokio::task::JoinError>,
-    place: &str,
-) -> Result<(), BucketError> {
-    ended.unwrap_or_else(|error| {
-        let what = format!("a write did not end: {error}");
-        Err(BucketError::new(BucketErrorKind::Unavailable, place, what))
-    })
 }
 
 #[cfg(test)]

@@ -214,20 +214,49 @@ impl ReplicaFiles {
     }
 
     /// Sends the content of the finished files that the bucket lacks. Returns their manifest and the number of bytes sent.
+    /// After a failure, the next attempt sends only the files that have not arrived.
     pub(super) async fn send(
         &mut self,
         ship: &Ship,
     ) -> Result<(Arc<BackupManifest>, u64), ShipError> {
-        let mut backup = self.begin(ship).await?;
+        let backup = self.begin(ship).await?;
         let mut uploads = Uploads::new(self.bucket.clone());
+        let mut current = None;
+        let sent = self.send_files(ship, backup, &mut uploads, &mut current);
+        let sent = sent.await;
+        if let Some((_, unfinished)) = current {
+            uploads.cancel(unfinished).await;
+        }
+        let finished = uploads.finish().await;
+        let unnamed = Instant::now();
+        for digest in uploads.take_whole() {
+            let digest = ContentDigest::Blake3(digest);
+            self.content.insert((self.term, digest), unnamed);
+        }
+        let sent = sent?;
+        finished?;
+        Ok(sent)
+    }
+
+    /// Hands the content over to `uploads`. `current` is the index of the file under way, and its upload.
+    async fn send_files(
+        &self,
+        ship: &Ship,
+        mut backup: Box<dyn Backup>,
+        uploads: &mut Uploads,
+        current: &mut Option<(usize, Upload)>,
+    ) -> Result<(Arc<BackupManifest>, u64), ShipError> {
         let mut manifest: Option<Arc<BackupManifest>> = None;
-        let mut current: Option<(usize, Upload)> = None;
         let mut sent_bytes = 0;
         while let Some(part) = backup.next().await? {
             match part {
                 BackupPart::Read(_) => {}
                 BackupPart::Manifest(read) => manifest = Some(read),
                 BackupPart::Chunk { file, data, .. } => {
+                    // The bytes are read: their keys are in the ring.
+                    if let Some(keys) = &ship.keys {
+                        keys.store().await?;
+                    }
                     let begun = current.take_if(|(at, _)| *at == file);
                     let mut upload = match begun {
                         Some((_, upload)) => upload,
@@ -246,27 +275,16 @@ impl ReplicaFiles {
                             uploads.begin(path, entry.bytes, digest)
                         }
                     };
-                    // The bytes are read: their keys are in the ring.
-                    if let Some(keys) = &ship.keys {
-                        keys.store().await?;
-                    }
                     uploads.push(&mut upload, &data).await?;
                     sent_bytes += data.len() as u64;
-                    current = Some((file, upload));
+                    *current = Some((file, upload));
                 }
             }
         }
-        if let Some((_, last)) = current {
+        if let Some((_, last)) = current.take() {
             uploads.end(last).await?;
         }
-        uploads.finish().await?;
-        let Some(manifest) = manifest else {
-            return Err(self.malformed("did not come"));
-        };
-        let unnamed = Instant::now();
-        for file in manifest.files.iter().filter(|file| !file.known) {
-            self.content.insert((self.term, file.digest), unnamed);
-        }
+        let manifest = manifest.ok_or_else(|| self.malformed("did not come"))?;
         Ok((manifest, sent_bytes))
     }
 

@@ -145,6 +145,13 @@ impl ShipObserver for Events {
 }
 
 impl Events {
+    /// The text of the first event with this name.
+    fn text(&self, name: &str) -> String {
+        let events = self.0.lock().unwrap();
+        let named = events.iter().find(|event| event.starts_with(name));
+        named.cloned().unwrap_or_default()
+    }
+
     fn count(&self, name: &str) -> usize {
         let events = self.0.lock().unwrap();
         events
@@ -919,6 +926,41 @@ async fn an_upload_that_fails_again_and_again_leaves_no_segment() {
     let restored = remote.restored().await;
     assert_eq!(restored[..30], numbered(30, 10 << 10));
     assert_eq!(restored[30..], [data(30, 100)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upload_after_a_failed_one_sends_only_what_is_missing() {
+    let remote = remote();
+    let machine = tempfile::tempdir().unwrap();
+    let node = remote.start(open(machine.path(), config(true))).await;
+    *remote.faults.only_in.lock().unwrap() = "/content/";
+    remote.faults.next_puts([StoreFault::Unavailable; 1_000]);
+    for number in 0..30 {
+        node.replicate(number, 10 << 10).await;
+    }
+    until("an upload fails", || remote.events.count("Failed") > 0).await;
+    remote.faults.puts.lock().unwrap().clear();
+    remote.faults.good_puts(3);
+    remote.faults.next_puts([StoreFault::Unavailable; 1_000]);
+    let failed = remote.events.count("Failed");
+    until("the next ones fail", || {
+        remote.events.count("Failed") > failed + 2
+    })
+    .await;
+    let content = async || {
+        let files = remote.bucket.list_below(files::CONTENT).await.unwrap();
+        let bytes = files.iter().map(|file| file.bytes);
+        (files.len(), bytes.sum::<u64>())
+    };
+    let (arrived, before) = content().await;
+    assert_eq!(arrived, 3);
+    remote.faults.puts.lock().unwrap().clear();
+    until("a manifest counts", || remote.events.count("Named") > 0).await;
+    let (_, after) = content().await;
+    let named = remote.events.text("Named");
+    let sent = format!("sent_bytes: {},", after - before);
+    assert!(named.contains(&sent), "{sent} {named}");
+    node.end().await;
 }
 
 #[tokio::test(start_paused = true)]
