@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use wald_bucket::{KeyRingVersion, ShipError, TailErrorKind, TailFollower, TailPart};
 use wald_storage::{
     BackupManifest, BackupView, CopyReader, CopyTail, Disk, JournalPart, KeptContent, Position,
-    RealDisk, SegmentId, StoreCopy, SystemClock,
+    RealDisk, SegmentId, StoreCopy, SystemClock, refuse_if_used,
 };
 
 use super::fetch::{Fetch, FetchError};
@@ -262,7 +262,7 @@ impl CopyWork {
         };
         // Destroyed keys go before files are fetched, which may take long.
         if followed.ring.is_some() {
-            self.open_keys(followed, false)?;
+            self.open_keys(&mut followed.ring, false)?;
         }
         let newest = runtime.block_on(followed.tail.manifest());
         let newest = newest.map_err(ShipError::Tail)?.map(|row| row.name);
@@ -285,7 +285,7 @@ impl CopyWork {
         }
         let shows = followed.is_new && Instant::now() >= followed.due;
         // After the rows: the bucket had their keys before.
-        self.open_keys(followed, shows)?;
+        self.open_keys(&mut followed.ring, shows)?;
         if shows {
             self.show(followed)?;
         }
@@ -302,6 +302,9 @@ impl CopyWork {
 
     fn begin(&self) -> Result<CopyInProgress, FetchError> {
         self.shared.reader.hide();
+        let disk = RealDisk::open(&self.directory)?;
+        // A take-over would find them only after it has ended the owner.
+        refuse_if_used(&*disk)?;
         let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory, None)?;
         let opened = (self.remote.runtime).block_on(TailFollower::open(&self.remote.bucket));
         let tail = opened.map_err(ShipError::Tail)?;
@@ -310,7 +313,7 @@ impl CopyWork {
         })?;
         Ok(CopyInProgress {
             tail,
-            rows: CopyTail::new(RealDisk::open(&self.directory)?, fetch.store_id())?,
+            rows: CopyTail::new(disk, fetch.store_id())?,
             name: None,
             manifest: None,
             files: None,
@@ -323,18 +326,23 @@ impl CopyWork {
     /// Fetches the content of the newest manifest that the directory does not keep.
     fn keep(&self, followed: &mut CopyInProgress) -> Result<(), FetchError> {
         let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory, None)?;
+        let CopyInProgress { rows, ring, .. } = followed;
         let mut goes_on = |bytes: u64| {
             if bytes > 0 {
                 self.shared.state.lock().moves();
             }
+            // Keys that are destroyed meanwhile go at once. If that fails, the next step repeats it, and reports the error.
+            if ring.is_some() {
+                let _ = self.open_keys(ring, false);
+            }
             self.shared.goes_on()
         };
-        let kept = match fetch.keep(&followed.rows, &mut goes_on) {
+        let kept = match fetch.keep(rows, &mut goes_on) {
             // Old and new content do not fit together.
             Err(error) if error.is_out_of_space() => {
                 self.shared.reader.hide();
                 fetch.forget_others(&self.directory)?;
-                fetch.keep(&followed.rows, &mut goes_on)?
+                fetch.keep(rows, &mut goes_on)?
             }
             kept => kept?,
         };
@@ -346,22 +354,26 @@ impl CopyWork {
 
     /// Opens the newest key ring of the bucket, if the owner announces another one, or if records come that may need it. Keys
     /// that were destroyed are gone then.
-    fn open_keys(&self, followed: &mut CopyInProgress, are_new: bool) -> Result<(), FetchError> {
+    fn open_keys(
+        &self,
+        ring: &mut Option<(KeyRingVersion, u64)>,
+        are_new: bool,
+    ) -> Result<(), FetchError> {
         let Some(keys) = &self.keys else {
             return Ok(());
         };
         let announced = self.shared.announced_keys.load(Ordering::SeqCst);
         let is_known = |ring: &(KeyRingVersion, u64)| ring.1 == announced;
-        if !are_new && followed.ring.as_ref().is_some_and(is_known) {
+        if !are_new && ring.as_ref().is_some_and(is_known) {
             return Ok(());
         }
         let version = (self.remote.runtime).block_on(KeyRingVersion::now(&self.remote.bucket));
         let version = version.map_err(ShipError::Bucket)?;
-        if followed.ring.as_ref().is_none_or(|ring| ring.0 != version) {
+        if ring.as_ref().is_none_or(|ring| ring.0 != version) {
             super::keys::show(&self.remote, &self.config, keys)?;
             tracing::debug!(keys = keys.len(), "the key ring of the bucket is open");
         }
-        followed.ring = Some((version, announced));
+        *ring = Some((version, announced));
         Ok(())
     }
 
