@@ -152,7 +152,7 @@ func serveFake(t *testing.T, creds credentials.TransportCredentials) (string, *a
 func fails(t *testing.T, endpoint string, failure TLSFailure, words string, options ...DialOption) {
 	t.Helper()
 	client := dial(t, endpoint, options...)
-	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	_, err := client.Append(ctx, "a", Text("x"))
 	var e *Error
