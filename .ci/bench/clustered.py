@@ -11,7 +11,7 @@ from common import *
 EACH, RECORD = 1_000_000, 4_000
 SAMPLES = sized(21, 11)
 OFF = "--sorter-enabled=false"
-READING = BUILT / "reading"
+READING = TARGET / "release" / "reading"
 
 
 def cold():

@@ -10,7 +10,7 @@ from common import *
 
 # The million is the default bound, and a hundred more are made.
 ROOM = ["--max-logs", 1_100_000]
-FOREST = BUILT / "forest"
+FOREST = TARGET / "release" / "forest"
 MIB = 1 << 20
 # 2 on a quiet machine; some machines take twice as long for everything.
 MOST_SECONDS = 4

@@ -38,9 +38,14 @@ def messages():
 
 @functools.cache
 def build_programs():
-    """Builds the programs. Returns the directory of their copies."""
+    """Builds the programs. Returns the directory of copies, which no other build replaces."""
+    programs = made(messages(), test=False)
     directory = SCRATCH / "bucket"
-    copied(made(messages(), test=False), ("wald", "walctl"), directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in "wald", "walctl":
+        # A program that runs cannot be written to.
+        shutil.copy2(programs[name], directory / f"{name}.new")
+        (directory / f"{name}.new").rename(directory / name)
     return directory
 
 

@@ -33,15 +33,6 @@ def binaries():
     return made(parsed(TESTS.read_text()))
 
 
-def copied(programs, names, directory):
-    """Copies programs of a build into a directory, where no other build replaces them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        # A program that runs cannot be written to.
-        shutil.copy2(programs[name], directory / f"{name}.new")
-        (directory / f"{name}.new").rename(directory / name)
-
-
 def tested(folder, name, *arguments, **environment):
     """Runs a test binary in the folder of its package, without cargo, whose lock a build may hold. Variables that the
     caller of .ci/run has set, such as WALD_SEED, come first."""

@@ -22,14 +22,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+WALD = Path(os.environ.get("WALD_BINARY") or TARGET / "release" / "wald")
+WALCTL = TARGET / "release" / "walctl"
+WALBENCH = TARGET / "release" / "walbench"
+LOAD = TARGET / "release" / "load"
+# Examples of the client whose speed does not matter, as `cargo test --workspace` builds them.
+EXAMPLES = TARGET / "debug" / "examples"
 # On the same file system as the build, not on a tmpfs, where a flush costs nothing.
 SCRATCH = TARGET / "ci"
-# The programs that the checks run: the tests' build of them in a default run, which has no other, and the released ones with --all.
-BUILT = SCRATCH / "programs" if os.environ.get("CI_LIGHT") else TARGET / "release"
-WALD = Path(os.environ.get("WALD_BINARY") or BUILT / "wald")
-WALCTL, WALBENCH, LOAD = BUILT / "walctl", BUILT / "walbench", BUILT / "load"
-# Examples of the client, as `cargo test --workspace` builds them.
-EXAMPLES = TARGET / "debug" / "examples"
 VEGA = "2.11.0"
 
 passed = 0

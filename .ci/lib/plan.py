@@ -25,21 +25,17 @@ from collections import namedtuple
 
 Step = namedtuple("Step", "name kind after locks", defaults=((), ()))
 
-TOOLS, PROGRAMS, CLIENTS = "setup/tools:tools", "setup/builds:programs", "setup/builds:clients"
+TOOLS, RELEASE, CLIENTS = "setup/tools:tools", "setup/builds:release", "setup/builds:clients"
 STATIC, CLUSTER, MDBOOK = "setup/builds:static", "setup/tools:cluster", "setup/tools:mdbook"
 STORES, OBJECT = "setup/tools:stores", "setup/builds:object_stores"
 WHOLE, EMULATOR = "deploy/release:programs,debian,image,twice,gates", "setup/tools:release"
-BUCKETS, TESTS = "setup/builds:buckets", "setup/builds:tests"
+BUCKETS, TESTS = "setup/builds:buckets", "rust/tests"
 # Steps that most others need.
-BINARIES = (TOOLS, PROGRAMS)
+BINARIES = (TOOLS, RELEASE, TESTS)
 
 FIRST = [
+    Step(RELEASE, "build", (), ("release",)),
     Step(TESTS, "build", (), ("debug",)),
-    # In a default run it copies the tests' build of them: the same code, with the assertions of debug builds. The build of
-    # `cargo run --release` would take a fifth of all processor time; --all has it.
-    Step(PROGRAMS, "build", (TESTS,), ("release",)),
-    # Most of the last steps need it.
-    Step(BUCKETS, "build", (PROGRAMS,), ("debug",)),
     Step(TOOLS, "build"),
     Step(CLIENTS, "build", (TOOLS,), ("clients",)),
     Step("rust/lint:format,proto,compatible", "wait", (TOOLS,)),
@@ -49,8 +45,10 @@ COMPUTE = [
     Step(MDBOOK, "compute", (TOOLS,)),
     Step(STORES, "compute", (TOOLS,)),
     Step(EMULATOR, "compute", (TOOLS,)),
-    Step("bench/guard", "compute", BINARIES),
-    Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", BINARIES),
+    # The build of the tests takes the longest, and their run leaves time.
+    Step("bench/guard", "compute", (TOOLS, RELEASE)),
+    Step("ops/grafana:dashboards_are_typed,dashboards_are_complete,alerts_hold,metrics_are_clean", "compute", (TOOLS, RELEASE)),
+    Step(BUCKETS, "compute", BINARIES, ("debug",)),
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release", "maven")),
     Step("deploy/release:digests,components,python,npm,runtimes,go,java,rust_crates,chart", "compute", BINARIES, ("maven",)),
     Step("disk/reader", "compute", BINARIES),
@@ -67,7 +65,6 @@ COMPUTE = [
     Step("durability/engine:sorting_memory", "compute", BINARIES),
 ]
 WAIT = [Step(name, "wait", (*BINARIES, CLIENTS) if "clients" in " ".join(locks) else BINARIES, locks) for name, locks in [
-    ("rust/tests", ("debug",)),
     ("docs/start", ("release", "ports")),
     ("ops/dashboards", ()),
     ("durability/full:makes_room,rounds", ()),

@@ -1,17 +1,15 @@
 """usage: .ci/run [--all | --full | --rest] [--list] [NAME...] [-- ARGUMENT...]
 
 Runs every check, on a machine with a Rust toolchain, a C compiler, Go and npm: the tests, lints, and the second
-tier, which tests the programs with real tools and real input.
+tier, which tests the released binaries with real tools and real input.
 
---all   runs each check at its full size: more kills, power cuts, damage, logs, faults; with the released programs instead
-        of the tests' build; and the steps that lib/plan.py names in WITH_ALL (over two hours). Two commands do
-        the same in parts:
+--all   runs each check at its full size: more kills, power cuts, damage, logs, faults; and the steps that lib/plan.py
+        names in WITH_ALL (over two hours). Two commands do the same in parts:
 --full  only the steps of a default run, each at its full size
 --rest  only the steps of WITH_ALL, each at its full size, and the builds that they need
 --list  prints all steps and checks with their purpose
 NAME    a topic (durability), a step (durability/modes), or some of its checks (durability/modes:killed,manual).
-        Only these run, one after the other, with the programs that are there; missing ones are built first. A check
-        that only runs by name has its full size.
+        Only these run, one after the other, with the binaries that are there; missing ones are built first.
 --      the rest goes to the script, as in .ci/run clients/chaos -- SECONDS SEED
 
 All steps run, also after a failure. A step of a default run that has not ended after half an hour is killed, and fails.
@@ -32,7 +30,7 @@ import threading
 import time
 from pathlib import Path
 
-from plan import BY_HAND, DEFAULT, FULL, PLAN, PROGRAMS, REST, WITH_ALL, Step
+from plan import BY_HAND, DEFAULT, FULL, PLAN, RELEASE, REST, WITH_ALL, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 CI = ROOT / ".ci"
@@ -93,8 +91,8 @@ def missing(known):
             if file.name not in covered and f"{file.name}:{check}" not in covered]
 
 
-def chosen(known, names, light):
-    """The steps that names stand for, and the build of their programs if there is none."""
+def chosen(known, names):
+    """The steps that names stand for."""
     steps = []
     for name in names:
         file, _, checks = name.partition(":")
@@ -103,10 +101,9 @@ def chosen(known, names, light):
         if not found or unknown:
             sys.exit(f"there is no {name}; .ci/run --list prints all names")
         steps += [Step(f"{one}:{checks}" if checks else one, "alone") for one in found]
-    need = {step.name.partition(":")[0] for step in PLAN if PROGRAMS in step.after} | set(BY_HAND)
-    built = TARGET / ("ci/programs" if light else "release") / "wald"
-    if not built.exists() and any(step.name.partition(":")[0] in need for step in steps):
-        steps.insert(0, Step(PROGRAMS, "alone"))
+    need = {step.name.partition(":")[0] for step in PLAN if RELEASE in step.after} | set(BY_HAND)
+    if not (TARGET / "release" / "wald").exists() and any(step.name.partition(":")[0] in need for step in steps):
+        steps.insert(0, Step(RELEASE, "alone"))
     return steps
 
 
@@ -313,15 +310,14 @@ def main():
     # Clippy's driver is the compiler with more lints. So each build lints the workspace, and no library is compiled for
     # the lints alone (300 s of processor time).
     os.environ["RUSTC_WORKSPACE_WRAPPER"] = "clippy-driver"
-    # Those that only run by name have one size.
-    light = not sizes and not (names and set(names) <= set(BY_HAND))
-    if light:
+    if not sizes:
         # Scripts take their smaller sizes from this: sized() in common.py.
         os.environ["CI_LIGHT"] = "1"
-        # The checks run programs of the tests' build, so it has some of the optimiser, which works on each crate alone: an append
-        # takes twice the instructions of a released daemon, and a sixth of the time without the optimiser. The tests' backtraces
-        # lack lines; a panic still says where it was.
-        os.environ |= {"CARGO_PROFILE_DEV_OPT_LEVEL": "1", "CARGO_PROFILE_DEV_LTO": "off", "CARGO_PROFILE_DEV_DEBUG": "none"}
+        # The optimiser works on each crate alone. On two cores the daemon then builds in 3.5 instead of 5.5 minutes, and
+        # an append takes a third more instructions. The engine of the tests, which has the optimiser, then takes a
+        # fifth less. The tests' backtraces lack lines; a panic still says where it was.
+        os.environ |= {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
+                       "CARGO_PROFILE_DEV_LTO": "off", "CARGO_PROFILE_DEV_DEBUG": "none"}
     if not names:
         # The first steps build the binaries of the others, which then need not ask cargo whether they are new.
         os.environ["CI_BUILT"] = "1"
@@ -329,7 +325,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     parts = {"--all": PLAN, "--full": FULL, "--rest": REST}
-    steps = chosen(known, names, light) if names else parts[sizes.pop()] if sizes else DEFAULT
+    steps = chosen(known, names) if names else parts[sizes.pop()] if sizes else DEFAULT
     done = perform(steps, known, arguments, bool(names), None if names or steps is not DEFAULT else HANGS)
     passed, failed = sum(one.passed for one in done), sum(one.failed for one in done)
     print("\n" + "\n".join(row(one) for one in done))

@@ -1,5 +1,5 @@
 //! The machine around the store: other users' rights, and links, pipes, directories and devices in the place
-//! of the store's files. `.ci/run host/host` tries the same on the daemon, under every umask.
+//! of the store's files. `.ci/run host/host` tries the same on the released binary, under every umask.
 
 #![allow(
     clippy::unwrap_used,

@@ -6,7 +6,7 @@ never use up their bound for good.
 
 from common import *
 
-FOREST = BUILT / "forest"
+FOREST = TARGET / "release" / "forest"
 MIB = 1 << 20
 MOST_MIB = 512
 BOUND = sized(1_000_000, 100_000)

@@ -1,4 +1,4 @@
-"""Typical uses of walctl: copies of a whole store between servers, repeated loads after
+"""Typical uses of walctl on the released binaries: copies of a whole store between servers, repeated loads after
 the server was killed, common kinds of files, names with invisible characters, consumers
 that never return.
 """

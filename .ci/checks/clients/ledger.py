@@ -49,7 +49,7 @@ def exact(count):
 
 def transfers(served, log):
     """The transfers in a log, in order."""
-    done = run(WALCTL, "scan", log, "--output", "raw",
+    done = run(TARGET / "release" / "walctl", "scan", log, "--output", "raw",
                env=clean_environment(WALD_ENDPOINT=served.environment()["WALD_ENDPOINT"]), timeout=120)
     return [tuple(json.loads(line)[name] for name in ("from", "to", "amount")) for line in done.stdout.splitlines()]
 

@@ -53,7 +53,7 @@ def same(said, printed):
 
 def perform(command, directory):
     environment = clean_environment()
-    environment["PATH"] = f"{SCRATCH / 'bin'}:{BUILT}:{environment['PATH']}"
+    environment["PATH"] = f"{SCRATCH / 'bin'}:{TARGET / 'release'}:{environment['PATH']}"
     done = run("bash", "-c", f"exec 2>&1\n{command}", cwd=directory, env=environment, stdin=subprocess.DEVNULL)
     return done.stdout.decode().rstrip("\n").expandtabs(8).splitlines()
 

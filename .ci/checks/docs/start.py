@@ -13,10 +13,9 @@ from common import *
 @check("cargo run --release, as a newcomer types it: address, suggested command, clean end")
 def start(directory):
     # Below the repository, so that cargo finds the workspace and ./wald-data goes away.
-    command = sized(["cargo", "run", "--release"], [WALD])
-    terminal = Terminal(*command, cwd=directory, env=clean_environment())
+    terminal = Terminal("cargo", "run", "--release", cwd=directory, env=clean_environment())
     served = terminal.wait_for("try: ", 1200) and terminal.wait_for("wald.v1.WalService/Append", 5)
-    if not expect(f"{' '.join(map(str, command))} serves", served, "" if served else terminal.text[-500:]):
+    if not expect("cargo run --release serves", served, "" if served else terminal.text[-500:]):
         return
     text = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text)
     start = [line for line in text.splitlines() if "wald is serving" in line][0]

@@ -4,7 +4,7 @@
 // 1,000 appends a second seen within a second, records in all forms, gaps, a restart of the daemon,
 // refused origins, keyboard, narrow windows; no error on the page's console. Pictures go to
 // target/ci/console/screenshots, or to SCREENSHOTS. Needs chromium, node and npm
-// (.ci/lib/tools), and the directory of Wald's programs in CONSOLE_PROGRAMS. If CONSOLE_REPLICA names a program and a
+// (.ci/lib/tools), the release binaries and the example `load`. If CONSOLE_REPLICA names a program and a
 // bucket, it shows a daemon with a replica there, and nothing else.
 
 import { spawn, spawnSync } from "node:child_process";
@@ -19,7 +19,7 @@ const PLAYWRIGHT = "1.65.1";
 const CHROMIUM = "/usr/bin/chromium";
 const ROOT = resolve(dirname(fileURLToPath(import.meta.url)), "../../..");
 const TARGET = resolve(ROOT, process.env.CARGO_TARGET_DIR ?? "target");
-const BUILT = process.env.CONSOLE_PROGRAMS;
+const RELEASE = join(TARGET, "release");
 const WORK = join(TARGET, "ci", "console");
 const given = process.argv.slice(2);
 if (given.length > 1 || given[0]?.startsWith("-")) {
@@ -43,7 +43,7 @@ function environment() {
 
 /** The built daemon in a directory and on ports that stay over a restart. */
 class Daemon {
-  static async start(directory, ports = [0, 0], more = [], { program = join(BUILT, "wald"), variables = {} } = {}) {
+  static async start(directory, ports = [0, 0], more = [], { program = join(RELEASE, "wald"), variables = {} } = {}) {
     const daemon = new Daemon();
     const [grpc, http] = ports;
     daemon.process = spawn(program, ["--data-dir", "wald-data", "--listen", `127.0.0.1:${grpc}`, "--http-listen", `127.0.0.1:${http}`, "--log-format", "json", "--segment-bytes", "4MiB", ...more], { cwd: directory, env: { ...environment(), ...variables }, stdio: ["ignore", "ignore", "pipe"] });
@@ -64,7 +64,7 @@ class Daemon {
 
   /** Feeds lines to walctl. */
   walctl(input, ...command) {
-    const done = spawnSync(join(BUILT, "walctl"), command, { input, env: { ...environment(), WALD_ENDPOINT: this.endpoint }, encoding: "utf8" });
+    const done = spawnSync(join(RELEASE, "walctl"), command, { input, env: { ...environment(), WALD_ENDPOINT: this.endpoint }, encoding: "utf8" });
     if (done.status !== 0) throw new Error(`walctl ${command.join(" ")}: ${done.stderr}`);
     return done.stdout;
   }
@@ -85,7 +85,7 @@ class Daemon {
 /** Appends at an even rate until it is stopped. */
 function load(daemon, rate, logs = 1, prefix = "load") {
   const arguments_ = [daemon.endpoint, "--appends", "100000000", "--rate", String(rate), "--writers", "256", "--attempts", "1", "--logs", String(logs), "--prefix", prefix];
-  return spawn(join(BUILT, "load"), arguments_, { env: environment(), stdio: "ignore" });
+  return spawn(join(RELEASE, "load"), arguments_, { env: environment(), stdio: "ignore" });
 }
 
 function playwright() {
@@ -132,7 +132,7 @@ async function login(context, errors) {
   const rules = '[principal.viewer]\nallow = [{ do = ["console"] }, { do = ["read", "list"], logs = "payments/" }]\n\n[principal.root]\nallow = [{ do = ["append", "create"], logs = "" }]\n';
   writeFileSync(file, rules, { mode: 0o600 });
   const token = (principal) => {
-    const done = spawnSync(join(BUILT, "wald"), ["token", "create", "--principal", principal, "--auth-file", file], { env: environment(), encoding: "utf8" });
+    const done = spawnSync(join(RELEASE, "wald"), ["token", "create", "--principal", principal, "--auth-file", file], { env: environment(), encoding: "utf8" });
     if (done.status !== 0) throw new Error(done.stderr);
     return done.stdout.trim();
   };
@@ -140,7 +140,7 @@ async function login(context, errors) {
   const guarded = await Daemon.start(directory, [0, 0], ["--auth-file", file]);
   try {
     for (const log of ["orders/1", "payments/1"]) {
-      const done = spawnSync(join(BUILT, "walctl"), ["append", log, "-"], { input: "hello\n", env: { ...environment(), WALD_ENDPOINT: guarded.endpoint, WALD_TOKEN: root }, encoding: "utf8" });
+      const done = spawnSync(join(RELEASE, "walctl"), ["append", log, "-"], { input: "hello\n", env: { ...environment(), WALD_ENDPOINT: guarded.endpoint, WALD_TOKEN: root }, encoding: "utf8" });
       if (done.status !== 0) throw new Error(done.stderr);
     }
     const page = await context.newPage();

@@ -3,17 +3,13 @@
 from buckets import *
 
 
-def browsed(**more):
-    counted("node", ROOT / ".ci/checks/ops/console.mjs", *sys.argv[1:], cwd=ROOT, env={**os.environ, "CONSOLE_PROGRAMS": str(BUILT), **more})
-
-
 @check("10,000 logs, 1,000 appends a second, all forms of records, a restart, keyboard, narrow windows")
 def console():
-    browsed()
+    counted("node", ROOT / ".ci/checks/ops/console.mjs", *sys.argv[1:], cwd=ROOT)
 
 
 @check("The console of a daemon with a replica shows its place, its state and its lag")
 def replica(directory):
     with own(directory) as (store, _):
         shown = {"program": str(programs() / "wald"), "url": store.url, "variables": store.variables}
-        browsed(CONSOLE_REPLICA=json.dumps(shown))
+        counted("node", ROOT / ".ci/checks/ops/console.mjs", *sys.argv[1:], cwd=ROOT, env={**os.environ, "CONSOLE_REPLICA": json.dumps(shown)})

@@ -1,26 +1,13 @@
 """Builds the binaries that the other checks run."""
 
 from buckets import OPTIMISED, build_programs
-from cargo import *
 from clients import *
 
 
-@check("All tests of the workspace, and the examples of the client; clippy has no warning in any target")
-def tests():
-    TESTS.unlink(missing_ok=True)
-    binaries()
-
-
-@check("The programs that the checks run: the tests' build of them, or with --all the released ones")
-def programs():
-    if os.environ.get("CI_LIGHT"):
-        if not os.environ.get("CI_BUILT"):
-            tests()
-        copied(made(parsed(TESTS.read_text()), test=False), ("wald", "walctl", "walbench", "load", "forest", "reading"), BUILT)
-        expect("they are copied", WALD.exists())
-        return
+@check("The daemon and walctl, as `cargo run --release` builds them with --all, and the load programs")
+def release():
     # The daemon as a newcomer builds it. The second command names it too, so that its libraries have the same features
-    # and are not built again.
+    # and are not built again. The tests' build has the client's examples, whose speed does not matter.
     counted("cargo", "build", "--release", cwd=ROOT)
     counted("cargo", "build", "--release", "-p", "wald-server", "-p", "walctl", "-p", "walbench", "--bins", cwd=ROOT)
 
