@@ -9,7 +9,8 @@ tier, which tests the released binaries with real tools and real input.
 --rest  only the steps of WITH_ALL, each at its full size, and the builds that they need
 --list  prints all steps and checks with their purpose
 NAME    a topic (durability), a step (durability/modes), or some of its checks (durability/modes:killed,manual).
-        Only these run, one after the other, with the binaries that are there; missing ones are built first.
+        Only these run, one after the other, with the binaries that are there; missing ones are built first. A check
+        that only runs by name has its full size, and the optimiser's full work.
 --      the rest goes to the script, as in .ci/run clients/chaos -- SECONDS SEED
 
 All steps run, also after a failure. A step of a default run that has not ended after half an hour is killed, and fails.
@@ -310,7 +311,9 @@ def main():
     # Clippy's driver is the compiler with more lints. So each build lints the workspace, and no library is compiled for
     # the lints alone (300 s of processor time).
     os.environ["RUSTC_WORKSPACE_WRAPPER"] = "clippy-driver"
-    if not sizes:
+    # Those that only run by name have one size.
+    light = not sizes and not (names and set(names) <= set(BY_HAND))
+    if light:
         # Scripts take their smaller sizes from this: sized() in common.py.
         os.environ["CI_LIGHT"] = "1"
         # The optimiser works on each crate alone. On two cores the daemon then builds in 3.5 instead of 5.5 minutes, and
