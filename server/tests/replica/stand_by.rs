@@ -71,6 +71,23 @@ pub(crate) async fn until_named(store: &Store, name: &str) {
 }
 
 #[tokio::test]
+async fn stand_by_whose_directory_takes_no_store_is_not_named() {
+    let store = Store::start();
+    let one = node(&store, "one");
+    let mut wal = one.daemon.wal().await;
+    replicated(&mut wal, "0").await.unwrap();
+    let directory = private_directory();
+    // As a start that was killed leaves it.
+    let left = directory.path().join("FORMAT.new");
+    std::fs::write(&left, "").unwrap();
+    let two = node_in(&store, directory.path(), "two");
+    two.wait_for_log("FORMAT.new");
+    assert_ne!(owner(&store)["stand_bys"], serde_json::json!(["two"]));
+    std::fs::remove_file(&left).unwrap();
+    until_named(&store, "two").await;
+}
+
+#[tokio::test]
 async fn stand_by_follows_a_dead_owner_and_the_old_one_stands_by_then() {
     let store = Store::start();
     let one = node(&store, "one");
