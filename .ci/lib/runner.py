@@ -10,7 +10,7 @@ tier, which tests the released binaries with real tools and real input.
 --list  prints all steps and checks with their purpose
 NAME    a topic (durability), a step (durability/modes), or some of its checks (durability/modes:killed,manual).
         Only these run, one after the other, with the binaries that are there; missing ones are built first. A check
-        that only runs by name has its full size, and the optimiser's full work.
+        that only runs by name has its full size, and builds with full optimisation.
 --      the rest goes to the script, as in .ci/run clients/chaos -- SECONDS SEED
 
 All steps run, also after a failure. A step of a default run that has not ended after half an hour is killed, and fails.
@@ -311,7 +311,7 @@ def main():
     # Clippy's driver is the compiler with more lints. So each build lints the workspace, and no library is compiled for
     # the lints alone (300 s of processor time).
     os.environ["RUSTC_WORKSPACE_WRAPPER"] = "clippy-driver"
-    # Those that only run by name have one size.
+    # A check that only runs by name has one size.
     light = not sizes and not (names and set(names) <= set(BY_HAND))
     if light:
         # Scripts take their smaller sizes from this: sized() in common.py.

@@ -11,7 +11,7 @@ use tonic::codegen::{Bytes, Service, http};
 use tonic::transport::Channel;
 
 /// The gate of one attempt. The connection passes it before the first byte of the message, and the caller shuts it when it
-/// gives up. The first of them decides, so what is called unsent is never sent later.
+/// gives up. The first of them decides: an attempt that counts as unsent is never sent later.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SendGate(Arc<OnceLock<bool>>);
 

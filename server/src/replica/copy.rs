@@ -303,7 +303,7 @@ impl CopyWork {
     fn begin(&self) -> Result<CopyInProgress, FetchError> {
         self.shared.reader.hide();
         let disk = RealDisk::open(&self.directory)?;
-        // A take-over would find them only after it has ended the owner.
+        // A take-over would find a leftover file only after it has ended the owner.
         refuse_if_used(&*disk)?;
         let fetch = Fetch::begin_with_kept(&self.remote, &self.config, &self.directory, None)?;
         let opened = (self.remote.runtime).block_on(TailFollower::open(&self.remote.bucket));

@@ -2,8 +2,8 @@
 //!
 //! A file becomes visible as a whole, and only after its bytes were compared with its digest: small files with one write,
 //! larger ones with the end of an upload in parts. At most [`SLOTS`] requests run at a time. Memory: one piece of
-//! [`PART_BYTES`] for each of them and one that is being filled, 40 MiB. Only a file of more than 80 GB has larger parts,
-//! because stores take 10,000 parts of one object.
+//! [`PART_BYTES`] for each of them and one that is being filled, 40 MiB; and 32 bytes for each file. Only a file of
+//! more than 80 GB has larger parts, because stores take 10,000 parts of one object.
 
 use std::sync::Arc;
 

@@ -234,6 +234,18 @@ impl Remote {
         }
     }
 
+    /// A node with 30 records, whose uploads fail.
+    async fn with_failing_uploads(&self, directory: &Path) -> Node {
+        let node = self.start(open(directory, config(true))).await;
+        *self.faults.only_in.lock().unwrap() = "/content/";
+        self.faults.next_puts([StoreFault::Unavailable; 1_000]);
+        for number in 0..30 {
+            node.replicate(number, 10 << 10).await;
+        }
+        until("an upload fails", || self.events.count("Failed") > 0).await;
+        node
+    }
+
     /// Makes a store of the bucket, opens it, and returns the records of the log "a".
     async fn restored(&self) -> Vec<Vec<u8>> {
         self.restored_with(config(false)).await
@@ -908,13 +920,7 @@ async fn the_tail_has_a_large_group_wholly_or_not_at_all() {
 async fn an_upload_that_fails_again_and_again_leaves_no_segment() {
     let remote = remote();
     let machine = tempfile::tempdir().unwrap();
-    let node = remote.start(open(machine.path(), config(true))).await;
-    *remote.faults.only_in.lock().unwrap() = "/content/";
-    remote.faults.next_puts([StoreFault::Unavailable; 1_000]);
-    for number in 0..30 {
-        node.replicate(number, 10 << 10).await;
-    }
-    until("an upload fails", || remote.events.count("Failed") > 0).await;
+    let node = remote.with_failing_uploads(machine.path()).await;
     let sealed = node.engine.progress().unreleased;
     assert!(sealed >= 4);
     until("uploads fail", || remote.events.count("Failed") > 20).await;
@@ -932,13 +938,7 @@ async fn an_upload_that_fails_again_and_again_leaves_no_segment() {
 async fn an_upload_after_a_failed_one_sends_only_what_is_missing() {
     let remote = remote();
     let machine = tempfile::tempdir().unwrap();
-    let node = remote.start(open(machine.path(), config(true))).await;
-    *remote.faults.only_in.lock().unwrap() = "/content/";
-    remote.faults.next_puts([StoreFault::Unavailable; 1_000]);
-    for number in 0..30 {
-        node.replicate(number, 10 << 10).await;
-    }
-    until("an upload fails", || remote.events.count("Failed") > 0).await;
+    let node = remote.with_failing_uploads(machine.path()).await;
     remote.faults.puts.lock().unwrap().clear();
     remote.faults.good_puts(3);
     remote.faults.next_puts([StoreFault::Unavailable; 1_000]);
