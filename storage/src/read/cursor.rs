@@ -7,7 +7,8 @@
 //! One log: `a` = log id, `b` = next lsn, `position` = the published position when the cursor was made, so that every
 //! record below `b` lies below it. `a` = 0: no log of the name existed then, and the first one that came later is
 //! read from its first record on.
-//! Many logs: `position` = the frame to continue in, `a` = number of its records already returned.
+//! Many logs: `position` = the frame to continue in, `a` = number of its records already returned, `b` = the time in
+//! microseconds before which records are left out, or 0.
 //! `selection` is a digest of the store's id and of the logs that the scan selects.
 
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use crate::api::engine::Selector;
 use crate::api::error::ReadError;
 use crate::base::bounds;
 use crate::base::crc::crc32c;
-use crate::base::ids::{LogId, Lsn, Position, RecoveryEpoch};
+use crate::base::ids::{LogId, Lsn, Position, RecoveryEpoch, Timestamp};
 
 const VERSION: u8 = 1;
 const ONE_LOG: u8 = 1;
@@ -40,6 +41,8 @@ pub(super) enum ScanCursor {
         epoch: RecoveryEpoch,
         position: Position,
         skip: u64,
+        /// The scan leaves out earlier records, also those that are appended later.
+        not_before: Option<Timestamp>,
     },
 }
 
@@ -71,7 +74,13 @@ impl ScanCursor {
                 epoch,
                 position,
                 skip,
-            } => (MANY_LOGS, [epoch.get(), position.get(), skip, 0]),
+                not_before,
+            } => {
+                // 0 means no bound, so the time 0 becomes the next one.
+                let nonzero = |time: Timestamp| time.micros().cast_unsigned().max(1);
+                let time = not_before.map_or(0, nonzero);
+                (MANY_LOGS, [epoch.get(), position.get(), skip, time])
+            }
         };
         let mut out = Vec::with_capacity(LENGTH);
         out.extend_from_slice(&[VERSION, kind]);
@@ -117,6 +126,10 @@ impl ScanCursor {
                 epoch,
                 position,
                 skip: bounds::records(number(3)).ok_or_else(beyond)?,
+                not_before: match number(4).cast_signed() {
+                    0 => None,
+                    micros => Some(Timestamp::from_micros(micros)),
+                },
             }),
             _ => Err(ReadError::BadCursor(
                 "it is of a kind that this version does not know",
@@ -154,12 +167,27 @@ mod tests {
     }
 
     #[test]
+    fn a_cursor_of_many_logs_keeps_the_time_of_its_scan() {
+        for (given, kept) in [(None, None), (Some(0), Some(1)), (Some(-5), Some(-5))] {
+            let cursor = |micros: Option<i64>| ScanCursor::ManyLogs {
+                epoch: RecoveryEpoch::new(3),
+                position: Position::new(9),
+                skip: 2,
+                not_before: micros.map(Timestamp::from_micros),
+            };
+            let read = ScanCursor::decode(&cursor(given).encode(7), 7).unwrap();
+            assert_eq!(read, cursor(kept));
+        }
+    }
+
+    #[test]
     fn made_up_cursors_beyond_all_bounds_are_refused() {
         let all = selection(7, &Selector::All);
         let good = ScanCursor::ManyLogs {
             epoch: RecoveryEpoch::new(1),
             position: Position::new(9),
             skip: 3,
+            not_before: None,
         };
         for field in 1..4 {
             let mut bytes = good.encode(all).to_vec();

@@ -65,10 +65,12 @@ impl JournalScan {
                     epoch,
                     position,
                     skip,
+                    not_before,
                 }),
             ) => {
                 scan.at = position;
                 scan.skip = skip;
+                scan.not_before = not_before;
                 if let Some(end) = store.survived(epoch)
                     && (position > end || (position == end && skip > 0))
                 {
@@ -194,6 +196,7 @@ impl JournalScan {
             epoch: journal.recovery_epoch,
             position,
             skip,
+            not_before: self.not_before,
         }
         .encode(self.common.selection)
     }

@@ -370,6 +370,25 @@ fn reads_begin_by_time_and_from_the_tail() {
 }
 
 #[test]
+fn cursor_of_a_scan_by_time_leaves_out_the_same_records() {
+    let fixture = Fixture::new();
+    fixture.append("live", b"now").unwrap();
+    let time = ScanStart::Time(fixture.clock.now());
+    let mut scan = fixture.scan(Selector::All, time, true);
+    assert_eq!(drain(&mut scan).0.len(), 1);
+    let cursor = ScanStart::Cursor(scan.cursor());
+    let mut old = batch(&[("import", &[b"old"])]);
+    set_time(&mut old.logs[0].records, Timestamp::from_micros(1));
+    fixture.append_batch(old).unwrap();
+    fixture.append("live", b"later").unwrap();
+    let resumed = fixture.scan(Selector::All, cursor, true);
+    for mut scan in [scan, resumed] {
+        let later = ("live".to_owned(), 1, b"later".to_vec());
+        assert_eq!(drain(&mut scan).0, [later]);
+    }
+}
+
+#[test]
 fn scan_of_many_logs_by_time_begins_on_a_reader_thread() {
     let fixture = Fixture::new();
     fixture.append("a", b"x").unwrap();
