@@ -31,9 +31,15 @@ pub(super) fn lsn_at(
 }
 
 fn try_lsn_at(store: &Store, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Result<Lsn, ReadError> {
-    let (chain, places) = {
+    let (chain, places, in_memory) = {
         let state = log.state.read();
-        (state.chain.clone(), state.places.clone())
+        // At most 256 KiB.
+        let in_memory = state.buffered.as_ref().map(|buffered| {
+            let times = codec::own_times(&buffered.body);
+            let before = times.take_while(|own| own.unwrap_or(buffered.arrival) < time);
+            buffered.first_lsn.advance(before.count() as u64)
+        });
+        (state.chain.clone(), state.places.clone(), in_memory)
     };
     let place = match sealed_at(store, log, &chain, time)? {
         Some(place) => Some(place),
@@ -45,7 +51,7 @@ fn try_lsn_at(store: &Store, log: &Arc<Log>, time: Timestamp, tail: Lsn) -> Resu
         })?,
     };
     let Some(place) = place else {
-        return Ok(tail);
+        return Ok(in_memory.map_or(tail, |lsn| lsn.min(tail)));
     };
     let Some(segment) = store.journal.segment_at(place.position) else {
         return Err(retired().into());

@@ -100,6 +100,20 @@ fn a_read_by_time_finds_a_record_that_was_in_memory_during_a_roll() {
     assert_eq!(fixture.lsn_at("a", time + 9_000_000), 1);
 }
 
+#[test]
+fn a_read_by_time_finds_records_that_are_in_memory() {
+    let fixture = Fixture::new();
+    let time = now(&fixture) + 10;
+    fixture.append_at("a", time, Durability::Durable);
+    fixture.configure("a", manual());
+    for later in [10, 20] {
+        fixture.append_at("a", time + later, Durability::Accepted);
+    }
+    for (asked, lsn) in [(0, 0), (5, 1), (10, 1), (15, 2), (25, 3)] {
+        assert_eq!(fixture.lsn_at("a", time + asked), lsn, "{asked}");
+    }
+}
+
 /// Starts the store once more: the calls that read a file meanwhile, and their bytes.
 fn reads_of_a_start(fixture: Fixture, clean: bool) -> (Fixture, [u64; 2]) {
     let disk = fixture.disk.clone();
