@@ -207,6 +207,38 @@ fn a_full_buffer_is_written_and_other_logs_do_not_touch_it() {
 }
 
 #[test]
+fn log_that_leaves_manual_has_no_record_in_memory() {
+    let fixture = with_mode(SyncMode::Manual);
+    fixture.append_by_mode(b"x", true);
+    assert_eq!(fixture.tail(Visibility::Durable), 0);
+    let strict = LogConfig {
+        sync_mode: Some(SyncMode::Strict),
+        ..LogConfig::default()
+    };
+    let name = LogName::new("a").unwrap();
+    let configured = fixture.core.configure_in_turn(name, strict);
+    fixture.core.turn();
+    block_on(configured).unwrap();
+    assert_eq!(fixture.tail(Visibility::Durable), 1);
+    assert_eq!(fixture.restart().contents("a"), [b"x"]);
+}
+
+#[test]
+fn scan_of_many_logs_gets_accepted_records_once_they_are_written() {
+    let fixture = with_mode(SyncMode::Manual);
+    fixture.append_by_mode(b"x", true);
+    let count = || {
+        let mut scan = fixture.scan(Selector::All, ScanStart::First, false);
+        let chunk = next_chunk(&mut scan).unwrap().unwrap();
+        let batches = chunk.map(|chunk| chunk.batches).unwrap_or_default();
+        batches.iter().map(|batch| batch.count).sum::<u32>()
+    };
+    assert_eq!(count(), 0);
+    fixture.append("a", b"y").unwrap();
+    assert_eq!(count(), 2);
+}
+
+#[test]
 fn buffered_records_keep_their_times_and_are_read_part_by_part() {
     let fixture = with_mode(SyncMode::Manual);
     for index in 0..5u8 {

@@ -63,6 +63,12 @@ impl<T: SegmentTail> Committer<T> {
             let error = TargetError::NotFound { log: name.clone() };
             return (Some(Position::ZERO), Err(error.into()));
         };
+        // A log that leaves `manual` must not keep records in memory. Without space for them the settings change all the same.
+        if let Err(error) = self.write_buffered(&log)
+            && error.shortage().is_none()
+        {
+            return refused(error);
+        }
         let directory = DirectoryBuilder::entry_len(None);
         let size = HEADER_BYTES + MAX_CONFIG_LEN;
         if let Err(error) = self.secure(size, directory, Use::Reserve) {
