@@ -3,6 +3,7 @@
 mod border;
 mod run;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use self::border::header_at;
 use crate::api::codec;
 use crate::api::error::ReadError;
 use crate::api::record::{Gap, GapReason, StoredBatch, Visibility};
-use crate::base::ids::{Lsn, Position, Timestamp};
+use crate::base::ids::{LogName, Lsn, Position, Timestamp};
 use crate::format::active::Place;
 use crate::format::address::Hole;
 use crate::format::frame;
@@ -83,6 +84,27 @@ fn of_nobody() -> Gap {
         to: None,
         reason: GapReason::Quarantined,
     }
+}
+
+/// Gaps of one log that follow each other as one: a hole may have many damaged frames of a few logs.
+fn joined(gaps: impl Iterator<Item = Gap>) -> Vec<Gap> {
+    let mut all: Vec<Gap> = Vec::new();
+    let mut newest: HashMap<LogName, usize> = HashMap::new();
+    for gap in gaps {
+        let Some(log) = &gap.log else {
+            all.push(gap);
+            continue;
+        };
+        let before = newest.get(log).and_then(|at| all.get_mut(*at));
+        match before.filter(|before| before.reason == gap.reason && before.to == gap.from) {
+            Some(before) => before.to = gap.to,
+            None => {
+                newest.insert(log.clone(), all.len());
+                all.push(gap);
+            }
+        }
+    }
+    all
 }
 
 /// Two upper bounds of the gone records of a log, each with the reason. `to` is the end of the records.
@@ -223,11 +245,9 @@ impl JournalReadStep {
     fn pass(&mut self, to: Position) -> Continuation {
         let to = to.min(self.published);
         let damages = self.store.damages.between(self.at, to);
-        let gaps: Vec<Gap> = damages
-            .into_iter()
-            .filter(|d| d.log.as_ref().is_none_or(|log| self.selects(log)))
-            .flat_map(|damage| self.told_of(&damage))
-            .collect();
+        let selected = damages.into_iter();
+        let selected = selected.filter(|d| d.log.as_ref().is_none_or(|log| self.selects(log)));
+        let gaps = joined(selected.flat_map(|damage| self.told_of(&damage)));
         if !gaps.is_empty() && !self.batches.is_empty() {
             // Gaps come before the batches of a message.
             return Continuation::Full;
@@ -687,5 +707,38 @@ impl JournalReadStep {
             from = from.advance((read - frame::MAX_HEADER_BYTES) as u64);
         }
         Ok(stop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_of_a_hole_are_as_few_as_its_logs_and_reasons() {
+        let gap = |log, from, to, reason| Gap {
+            log: Some(LogName::new(log).unwrap()),
+            from: Some(Lsn::new(from)),
+            to: Some(Lsn::new(to)),
+            reason,
+        };
+        let (lost, gone) = (GapReason::Quarantined, GapReason::Trimmed);
+        let frames = (0..1000).flat_map(|at| {
+            let reason = if at < 400 { gone } else { lost };
+            [
+                gap("a", at, at + 1, reason),
+                gap("b", 2 * at, 2 * at + 2, lost),
+            ]
+        });
+        let rest = [of_nobody(), of_nobody(), gap("a", 1001, 1002, lost)];
+        let expected = [
+            gap("a", 0, 400, gone),
+            gap("b", 0, 2000, lost),
+            gap("a", 400, 1000, lost),
+            of_nobody(),
+            of_nobody(),
+            gap("a", 1001, 1002, lost),
+        ];
+        assert_eq!(joined(frames.chain(rest)), expected);
     }
 }
