@@ -79,6 +79,11 @@ const MOST_LSNS: u64 = u32::MAX as u64;
 const MOST_PIECES: u64 = 8 << 20;
 const MOST_ORDER_BYTES: u64 = 11 * MOST_PIECES;
 
+/// Whether a run of several segments would exceed a bound: the segments may be large.
+fn is_too_large(records: u64, pieces: u64, live_bytes: u64) -> bool {
+    records > MOST_LSNS || pieces > MOST_PIECES || live_bytes > LARGEST_RUN
+}
+
 /// The largest range of lsns of one log in a segment or run. A log without kept records has an empty row.
 fn lsns(index: &SealedIndex) -> u64 {
     let lsns = index.rows().map(|row| row.next_lsn.since(row.first_lsn));
@@ -350,7 +355,7 @@ impl Sorter {
             if successor.is_some() {
                 continue;
             }
-            if (records > MOST_LSNS || pieces > MOST_PIECES) && !sources.is_empty() {
+            if is_too_large(records, pieces, live + kept) && !sources.is_empty() {
                 successor = Some(segment);
                 continue;
             }
@@ -398,8 +403,7 @@ impl Sorter {
             records += lsns(&index);
             pieces += index.entries_len() as u64;
             index.check_reads()?;
-            let is_large = records > MOST_LSNS || pieces > MOST_PIECES;
-            if is_large || bytes_of_run(live, images / 2) > room {
+            if is_too_large(records, pieces, live) || bytes_of_run(live, images / 2) > room {
                 self.unusable.stop_at(
                     successor.life.id,
                     UnusablePart::Link,
@@ -888,6 +892,15 @@ mod tests {
             packs: (live + dead) * MIB,
             order: 0,
         }
+    }
+
+    #[test]
+    fn segments_of_several_gib_are_not_put_together() {
+        let gib = 1 << 30;
+        assert!(!is_too_large(0, 0, 2 * gib));
+        // The offsets in a file of 4 GiB no longer have 32 bits.
+        assert!(is_too_large(0, 0, 2 * gib + 2 * gib));
+        assert!(is_too_large(MOST_LSNS + 1, 0, 0) && is_too_large(0, MOST_PIECES + 1, 0));
     }
 
     #[test]
