@@ -13,8 +13,10 @@ use crate::base::ids::Position;
 use crate::disk::Disk;
 use crate::format::frame;
 use crate::format::sealed::SEALED_BYTES;
+use crate::journal::run::Run;
 use crate::tools::dump::{DumpFilter, Dumped, DumpedBody};
 use crate::tools::verify::Offline;
+use crate::upkeep::sorter::Turns;
 
 /// A text that no other byte of a store has by chance.
 const MARK: &[u8] = b"marked payload, for nobody else";
@@ -253,6 +255,28 @@ fn rotation_concerns_new_frames_at_once_and_old_ones_when_they_are_sorted() {
     keys.destroy(1);
     fixture = fixture.restart_cleanly();
     holds(&fixture, count + more);
+}
+
+#[test]
+fn rotation_reaches_the_runs_of_a_store_without_appends() {
+    let (keys, config) = encrypted();
+    let fixture = Fixture::with(SimDisk::new(), config);
+    let count = fill(&fixture, 12);
+    let mut turns = Turns::default();
+    let mut rest = || {
+        for _ in 0..20 {
+            fixture.clock.advance(21_000_000);
+            let turn = fixture.core.sorter.sort_turn(&mut turns, &mut |_| Ok(()));
+            turn.unwrap();
+        }
+    };
+    let is_old = |run: &Arc<Run>| run.has_keys_below(2);
+    rest();
+    assert!(fixture.core.journal.runs().iter().any(is_old));
+    keys.rotate(fixture.core.journal.durable());
+    rest();
+    assert!(!fixture.core.journal.runs().iter().any(is_old));
+    holds(&fixture, count);
 }
 
 #[test]

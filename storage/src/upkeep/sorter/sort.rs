@@ -146,6 +146,16 @@ impl Deref for Sorter {
     }
 }
 
+/// Facts that must change before another check of runs at rest can find more.
+#[derive(Debug, PartialEq, Eq)]
+struct RunsBasis {
+    settled: Position,
+    /// Number of the oldest key that records may stay under; `None` without encryption.
+    oldest_key: Option<u64>,
+    /// Number of damaged places in runs.
+    holes: usize,
+}
+
 /// State that the sorter keeps from one turn to the next.
 #[derive(Default)]
 pub(crate) struct Turns {
@@ -155,8 +165,8 @@ pub(crate) struct Turns {
     looked: Option<(Instant, Duration)>,
     /// Whether there are runs that did not exist then.
     news: bool,
-    /// Position up to which everything was seen that may be done about runs at rest.
-    seen: Option<Position>,
+    /// State of the runs when nothing was left to do about them at rest.
+    seen: Option<RunsBasis>,
     /// Time at which segments were left last, to forget deleted logs or to make room.
     left: Option<Instant>,
 }
@@ -240,11 +250,12 @@ impl Sorter {
             turns.busy_at = Some(now());
             turns.news = true;
         }
-        let settled = self.journal.settled();
+        // As of before the check: it may miss a later change.
+        let basis = self.runs_basis();
         // On a full disk the room for a run changes, too.
         let short = self.pool.is_short();
         let due = turns.is_due(now(), sorted, short);
-        let looks = due && (short || turns.seen != Some(settled));
+        let looks = due && (short || turns.seen.as_ref() != Some(&basis));
         let (mut made, mut spent) = (false, 0);
         // Runs get as much work as the segments did, not one run: there may be many runs to rewrite.
         while looks && spent < 2 * self.sorter_part() {
@@ -256,7 +267,7 @@ impl Sorter {
             if !more {
                 let ended = now();
                 turns.looked = Some((ended, ended.duration_since(began)));
-                turns.seen = (load == Activity::AtRest).then_some(settled);
+                turns.seen = (load == Activity::AtRest).then_some(basis);
                 break;
             }
             turns.looked = None;
@@ -275,6 +286,16 @@ impl Sorter {
             self.allow_larger_runs();
         }
         Ok(sorted || made)
+    }
+
+    fn runs_basis(&self) -> RunsBasis {
+        let runs = self.journal.runs();
+        let cipher = self.config.cipher.as_ref();
+        RunsBasis {
+            settled: self.journal.settled(),
+            oldest_key: cipher.map(|cipher| cipher.renewed().0),
+            holes: runs.iter().map(|run| run.segment.holes.read().len()).sum(),
+        }
     }
 
     /// Makes one run of these sources, if that is worth it. `spend` receives the bytes read and written.
