@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::retention::HOUR;
 use super::*;
 use crate::api::record::{Gap, GapReason};
-use crate::disk::Disk;
+use crate::disk::{CallKind, Disk, DiskCall};
 use crate::index::{Row, SealedIndex};
 use crate::read::Reach;
 use crate::upkeep::sorter::Turns;
@@ -662,6 +662,30 @@ fn after_any_failed_call_of_the_sorter_all_is_served_and_sorted_later() {
     }
     println!("each of {points} calls of sorting failed once");
     assert!(points * step() > 80, "{points}");
+}
+
+#[test]
+fn name_that_finds_no_space_fails_no_journal() {
+    let (disk, clock, expected) = unsorted();
+    let is_name = |call: &DiskCall<'_>| matches!(call.kind, CallKind::Rename | CallKind::Remove);
+    let mut names = 0;
+    for nth in 1.. {
+        let disk = disk.copy();
+        let fixture = start(&disk, &clock).unwrap();
+        disk.fail_call(is_name, nth, 28);
+        sort_on(&fixture);
+        if disk.faults_left() > 0 {
+            break;
+        }
+        names += 1;
+        assert!(fixture.core.journal.failure().is_none(), "name {nth}");
+        sort_on(&fixture);
+        fixture.assert_told(
+            &expected,
+            &format!("sorted after name {nth} found no space"),
+        );
+    }
+    assert!(names > 5, "{names}");
 }
 
 /// Checks that a damaged store serves right records and names all others. Returns the number of missing ones.

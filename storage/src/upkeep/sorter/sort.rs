@@ -510,21 +510,23 @@ impl Sorter {
             index.check_reads()?;
             Ok(live)
         });
+        let unpublish = |archived, error| {
+            self.indexes.forget([id]);
+            self.forget_unpublished(id);
+            if let (Some(archive), Some(pending)) = (&self.archive, archived) {
+                archive.forget(pending);
+            }
+            Err(error)
+        };
         let live = match live {
             Ok(live) => live,
-            Err(error) => {
-                self.indexes.forget([id]);
-                self.forget_unpublished(id);
-                if let (Some(archive), Some(pending)) = (&self.archive, archived) {
-                    archive.forget(pending);
-                }
-                return Err(error);
-            }
+            Err(error) => return unpublish(archived, error),
         };
-        let published = self
-            .disk
-            .rename(&new_path(id), &path(id))
-            .and_then(|()| self.flush_names("sorted"));
+        let published = match self.disk.rename(&new_path(id), &path(id)) {
+            // The name has not changed.
+            Err(error) if is_out_of_space(&error) => return unpublish(archived, error),
+            renamed => renamed.and_then(|()| self.flush_names("sorted")),
+        };
         match published {
             // The engine ends. The next start sees whether the run is there.
             Err(error) if is_out_of_descriptors(&error) => return Ok(()),
@@ -657,7 +659,15 @@ impl Sorter {
         } else {
             doomed.extend(again_paths);
         }
-        self.held_files.remove_all(&doomed)?;
+        match self.held_files.remove_all(&doomed) {
+            // A later step tries again.
+            Err(error) if is_out_of_space(&error) => {
+                tracing::warn!(%error, "files that were sorted cannot be removed now");
+            }
+            removed => {
+                removed?;
+            }
+        }
         self.flush_names("sorted")?;
         self.flush_names("journal")
     }
