@@ -134,15 +134,19 @@ def busy(fleet):
 
 
 def secured(fleet):
-    """A port with TLS and a tenant with limits, which nobody uses."""
-    pem, key = Authority(fleet.directory).issue(fleet.directory / "tls", "server")
+    """A port with TLS, a revocation list and a tenant with limits, which nobody uses."""
+    authority = Authority(fleet.directory)
+    pem, key = authority.issue(fleet.directory / "tls", "server")
+    revoked = fleet.directory / "revoked.pem"
+    revoked.write_bytes(authority.crl())
     rules = fleet.directory / "auth.toml"
     rules.touch(mode=0o600)
     limits = ", ".join(f"{name} = 1000" for name in (
         "append_bytes_per_second", "appends_per_second", "read_bytes_per_second", "reads_per_second", "logs", "producers",
         "cursors", "stored_bytes", "followers", "connections", "inflight_bytes"))
     rules.write_text(f'[tenant.team]\nprefix = "team/"\nlimits = {{ {limits} }}\n')
-    fleet.start("secured", *SMALL, *files(pem, key), "--auth-file", rules, "--metrics-open")
+    clients = ["--tls-client-auth", "optional", "--tls-client-ca", authority.pem, "--tls-client-crl", revoked]
+    fleet.start("secured", *SMALL, *files(pem, key), *clients, "--auth-file", rules, "--metrics-open")
 
 
 def stalled(fleet):
