@@ -364,14 +364,15 @@ impl Error {
             // Certificates are replaced while both sides run.
             ErrorKind::Tls { .. } => Retry::Safe,
             ErrorKind::Connect { .. } | ErrorKind::NotSent(_) => Retry::Safe,
-            ErrorKind::ConnectionLost(_) | ErrorKind::Timeout { .. } if self.0.unsent => {
-                Retry::Safe
-            }
-            ErrorKind::ConnectionLost(_) | ErrorKind::Timeout { .. } => Retry::SafeWithCondition,
-            ErrorKind::Foreign {
+            ErrorKind::ConnectionLost(_)
+            | ErrorKind::Timeout { .. }
+            | ErrorKind::Foreign {
                 code: Code::Unavailable,
                 ..
-            } => Retry::SafeWithCondition,
+            } => match self.0.unsent {
+                true => Retry::Safe,
+                false => Retry::SafeWithCondition,
+            },
             ErrorKind::Server(error) => error.retry(),
             ErrorKind::Behind { outcome, .. } => match outcome {
                 Outcome::NotApplied => Retry::Safe,

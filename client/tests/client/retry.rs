@@ -167,8 +167,18 @@ async fn append_without_a_connection_is_not_applied_at_its_deadline() {
 #[tokio::test]
 async fn append_that_an_interceptor_refuses_is_not_applied() {
     let (fake, endpoint) = Fake::serve(0, 0).await;
-    let builder = Client::builder(endpoint).interceptor(|_| Err(Status::internal("no trace")));
-    let client = builder.connect_lazy().unwrap();
-    let error = client.append("log", "x").await.unwrap_err();
-    assert_eq!((error.outcome(), fake.attempts()), (Outcome::NotApplied, 0));
+    for (status, retry) in [
+        (Status::internal("no trace"), Retry::Never),
+        // The next attempt may succeed.
+        (Status::unavailable("no trace"), Retry::Safe),
+    ] {
+        let refuses = move |_| Err(status.clone());
+        let builder = Client::builder(endpoint.clone()).interceptor(refuses);
+        let client = builder.connect_lazy().unwrap();
+        let append = client.append("log", "x").timeout(Duration::from_millis(50));
+        let error = append.await.unwrap_err();
+        let outcome = (error.outcome(), error.retry());
+        assert_eq!(outcome, (Outcome::NotApplied, retry));
+    }
+    assert_eq!(fake.attempts(), 0);
 }
