@@ -224,14 +224,21 @@ FULL = [step for step in PLAN if step.name not in WITH_ALL]
 
 
 def rest():
-    """The steps of WITH_ALL in the order of the plan, and the builds that they need. A step that runs some of the tests
-    builds their programs itself."""
-    needed, names = [step for step in PLAN if step.name in WITH_ALL], set()
+    """The steps of WITH_ALL in the order of the plan, and the builds that they need. The first tier is none of them, so BUCKETS
+    builds the programs of the tests. Steps that need them wait for it, or cargo would keep them waiting for longer than they
+    may take."""
+    needed, names = [step for step in PLAN if step.name in WITH_ALL], {BUCKETS}
     while needed:
         names |= {step.name for step in needed}
         needed = [step for step in PLAN if step.name.startswith("setup/") and step.name not in names
                   and any(step.name in one.after for one in needed)]
-    return [step for step in PLAN if step.name in names]
+
+    def adapted(step):
+        if step.name == BUCKETS:
+            return step._replace(kind="build", after=())
+        after = [BUCKETS if name == TESTS else name for name in step.after]
+        return step._replace(after=tuple(dict.fromkeys(after)))
+    return [adapted(step) for step in PLAN if step.name in names]
 
 
 REST = rest()
