@@ -1,6 +1,7 @@
 """The HTTP port with hostile and misdirected peers: hundreds of silent sockets, slow and huge heads, bodies,
 pipelined requests, unread answers and event streams, TLS and gRPC, foreign host names, a lack of file
-descriptors, and a stop with all of them open. Probes answer within a second throughout. Raw sockets, and grpcurl.
+descriptors, and a stop with all of them open. Probes answer within a second throughout, also while no gRPC connection is free.
+Raw sockets, and grpcurl.
 """
 
 import resource
@@ -72,10 +73,10 @@ def probe(daemon, path="/livez"):
         return None
 
 
-def probe_grpc(daemon):
+def probe_grpc(daemon, timeout=10):
     """Seconds until a new gRPC connection has the daemon's settings."""
     began = time.monotonic()
-    with connect(daemon.grpc) as sock:
+    with connect(daemon.grpc, timeout=timeout) as sock:
         sock.sendall(PREFACE + SETTINGS)
         return time.monotonic() - began if sock.recv(9)[3:4] == b"\4" else None
 
@@ -395,6 +396,28 @@ def foreign(daemon):
     close(socks)
     lines = len(daemon.lines) - before
     expect("they write at most a line a second", lines <= 20, f"{lines} lines")
+
+
+@check("Probes answer while calls use all of max_connections, and a new gRPC connection gets no answer")
+def full(directory):
+    with Daemon(directory, "--max-connections", "8") as daemon:
+        followers = [subprocess.Popen([str(WALCTL), "scan", "--all", "--follow"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                      env=clean_environment(WALD_ENDPOINT=daemon.endpoint)) for _ in range(8)]
+        try:
+            # A connection without a call would give way to a new one.
+            is_full = wait_until(lambda: daemon.metric("wald_followers") == 8)
+            expect("8 followers have all places", is_full, daemon.metric('wald_connections{port="grpc"}'))
+            try:
+                took = probe_grpc(daemon, timeout=2)
+            except TimeoutError:
+                took = None
+            expect("a ninth connection gets no answer", took is None, took)
+            for path in "/livez", "/readyz":
+                fine(f"{path} answers within a second", probes(daemon, 1, of=lambda daemon: probe(daemon, path)))
+        finally:
+            for follower in followers:
+                follower.kill()
+                follower.wait()
 
 
 @check("No connection to the HTTP port delays a stop")

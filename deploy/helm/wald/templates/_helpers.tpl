@@ -265,20 +265,15 @@ StatefulSet that is there; the claim itself is grown as the README says.
 {{ add $delay $finish 10 }}
 {{- end }}
 
-{{/* How the kubelet asks. Of (dict "root" . "grpc" SERVICE "http" PATH). Its gRPC probes cannot speak TLS. */}}
+{{/* A request of the kubelet: (dict "root" . "path" PATH). By HTTP, because each probe is a new connection: the HTTP port always has
+     a place for one, and the gRPC port has none while clients use all of max_connections. */}}
 {{- define "wald.probe" -}}
-{{- if or (eq .root.Values.probes.kind "http") .root.Values.tls.enabled -}}
 httpGet:
   port: http
-  path: {{ .http }}
+  path: {{ .path }}
   {{- if .root.Values.http.tls }}
   scheme: HTTPS
   {{- end }}
-{{- else -}}
-grpc:
-  port: 6925
-  service: {{ .grpc }}
-{{- end -}}
 {{- end }}
 
 {{/* Refuses values that the engine does not support, with a sentence. */}}
