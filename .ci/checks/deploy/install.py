@@ -1,6 +1,6 @@
 """Tests the Helm chart on a real Kubernetes API (kubernetes.py). The objects of each values file pass strict
 validation and Pod Security `restricted`. helm does install, test, upgrade from an earlier version, refusals,
-stop and uninstall, and the claim is kept throughout. One pod becomes three that share a bucket, and one again.
+stop and uninstall, and the claim is kept throughout. One pod becomes three that share a bucket, and one without a replica again.
 
 kwok plays the nodes. The test covers the API, the controllers and helm with the
 chart. The test hook's pod is created, admitted and waited for, but its commands do not run here:
@@ -163,7 +163,7 @@ def refusal(cluster, chart):
 
 
 def several(cluster, chart):
-    """One pod becomes three that share a store in a bucket, and one again."""
+    """One pod becomes three that share a store in a bucket, and one without a replica again."""
     replica = "replica.enabled=true,replica.url=s3://ledgers/wald"
 
     def upgraded(what, values):
@@ -196,6 +196,12 @@ def several(cluster, chart):
     upgraded("one pod again", "replicaCount=1")
     others = [f"/api/v1/namespaces/wald/pods/wald-{number}" for number in (1, 2)]
     expect("removes the others, and keeps the first", wait_for(lambda: not any(map(cluster.get, others))) and pod(cluster)["metadata"]["uid"] == first)
+    kept = claim(cluster)["metadata"]["uid"]
+    upgraded("no replica any more", "replica.enabled=false,replica.url=")
+    settings = cluster.get("/api/v1/namespaces/wald/configmaps/wald")["data"]["wald.toml"]
+    expect("keeps the claim, and names no bucket", claim(cluster)["metadata"]["uid"] == kept and "bucket_url" not in settings)
+    policy = cluster.get(APPS)["spec"]["podManagementPolicy"]
+    expect("the StatefulSet keeps its policy, which Kubernetes refuses to change", policy == "Parallel", policy)
 
 
 def end(cluster, chart, kept):

@@ -207,14 +207,13 @@ console_hosts = {{ join ", " $hosts | toJson }}
 
 {{/*
 "true" if the StatefulSet starts its pods at once. Otherwise a pod that cannot start, as after the loss of its zone, would keep those behind it
-from starting. Kubernetes refuses to change that, so an upgrade keeps the policy of the StatefulSet that is there.
+from starting. Kubernetes refuses to change that, so an upgrade keeps the policy of the StatefulSet that is there, also without a replica.
 */}}
 {{- define "wald.startsAtOnce" -}}
-{{- if .Values.replica.enabled -}}
+{{- $wanted := ternary "Parallel" "OrderedReady" .Values.replica.enabled -}}
 {{- $there := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "wald.fullname" .) -}}
-{{- if eq (dig "spec" "podManagementPolicy" "Parallel" $there) "Parallel" -}}
+{{- if eq (dig "spec" "podManagementPolicy" $wanted $there) "Parallel" -}}
 true
-{{- end -}}
 {{- end -}}
 {{- end }}
 
