@@ -449,7 +449,21 @@ def programs():
         expect(f"{path.name} names its components", len(names) > 60 and "tokio" in names and bill["bomFormat"] == "CycloneDX", len(names))
 
 
-@check("With --all: the Debian package installs into a bare Debian, and removes itself")
+def later_version(package, root):
+    """Makes /later.deb in a root: the package as of a version that has one more setting."""
+    tree = root / "later"
+    run("dpkg-deb", "--raw-extract", package, tree, check=True)
+    control = tree / "DEBIAN/control"
+    control.write_text(re.sub(r"^Version: .*$", "Version: 9.9.9", control.read_text(), flags=re.M))
+    reference = (ROOT / "deploy/wald.toml").read_text()
+    listed = [path for path in tree.rglob("wald.toml") if path.read_text() == reference]
+    expect("the package lists all settings", listed, listed)
+    for path in listed:
+        path.write_text(f'{reference}\n# A setting that is new.\n# new = ""\n')
+    run("dpkg-deb", "--root-owner-group", "--build", tree, root / "later.deb", check=True)
+
+
+@check("With --all: the Debian package installs into a bare Debian, is upgraded unattended, and removes itself")
 def debian():
     [package] = everything().glob(f"wald_*_{'amd64' if os.uname().machine == 'x86_64' else 'arm64'}.deb")
     root = project("debian")
@@ -463,9 +477,12 @@ def debian():
     unit = root / "usr/lib/systemd/system/wald.service"
     expect("its unit starts the program of the package", "ExecStart=/usr/bin/wald --config /etc/wald/wald.toml" in unit.read_text())
     (root / "etc/wald/wald.toml").write_text("# mine\n")
-    expect("it is installed again, and keeps a changed file of settings",
-           run(CHROOT, root, "dpkg", "--force-confold", "--install", f"/{package.name}").returncode == 0
-           and (root / "etc/wald/wald.toml").read_text() == "# mine\n")
+    later_version(package, root)
+    # Without a terminal a question of dpkg ends the upgrade.
+    done = run(CHROOT, root, "dpkg", "--install", "/later.deb", stdin=subprocess.DEVNULL)
+    state = run(CHROOT, root, "dpkg-query", "--show", "--showformat=${Version} ${db:Status-Status}", "wald").stdout
+    expect("a later version with other settings is installed without a question, and keeps a changed file of settings", done.returncode == 0
+           and state == b"9.9.9 installed" and (root / "etc/wald/wald.toml").read_text() == "# mine\n", said(done)[-500:] if done.returncode else state)
     done = run(CHROOT, root, "dpkg", "--remove", "wald")
     expect("it is removed; settings stay", done.returncode == 0 and not (root / "usr/bin/wald").exists()
            and (root / "etc/wald/wald.toml").exists(), said(done) if done.returncode else "")
