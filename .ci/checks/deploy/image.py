@@ -219,6 +219,19 @@ def drained(daemon, container):
     expect("and says that everything is safe", any(END in line for line in daemon.lines))
 
 
+def test_kit(directory, bundle, pod):
+    """The image serves a test with the variables that the page about tests names, and no other option."""
+    page = (ROOT / "docs/src/test-kit.md").read_text().partition("## A container\n")[2].partition("\n## ")[0]
+    named = [dict(zip(("name", "value"), text.split("="))) for text in re.findall(r"`(WALD_\w+=\w+)`", page)]
+    data = directory / "volumes" / "test-kit"
+    data.mkdir(mode=0o700)
+    os.chown(data, 65532, 65532)
+    container = {"securityContext": pod["containers"][0]["securityContext"], "env": named, "volumeMounts": [{"name": "test-kit", "mountPath": "/data"}]}
+    with Container(directory, bundle, "test-kit", pod, container) as daemon:
+        statuses = [asked(daemon, path) for path in ("/readyz", "/v1/logs")]
+        expect(f"with {', '.join(one['name'] for one in named)} it is ready, and has the HTTP API", statuses == [200, 200], statuses)
+
+
 @check("The image runs as the chart says: no rights, read-only root, probes, drain and a clean restart")
 def image(directory):
     bundle = built(directory)
@@ -228,6 +241,7 @@ def image(directory):
     container = pod["containers"][0]
     code, text = Container(directory, bundle, "bare", pod, {**container, "env": []}).run()
     expect("without --insecure-listen the image refuses, and says why", code == 78 and "--insecure-listen" in text, text.strip())
+    test_kit(directory, bundle, pod)
     with Container(directory, bundle, "first", pod, container) as daemon:
         rights(daemon)
         probes(daemon, container)
