@@ -332,6 +332,36 @@ def refused():
                next((line.strip() for line in text.splitlines() if sentence in line), text))
 
 
+# Values that let only clients with certificates in.
+CERTIFICATES = [*TLS, "tls.clientAuth=require", "tls.clientCASecret=ca", "tests.enabled=false"]
+TOKENS = [*TLS, "auth.existingSecret=auth"]
+# Values that the chart refuses without `insecure`, by the beginning of a line of the README.
+INSECURE = {
+    "tokens without TLS": [["auth.existingSecret=auth"], [*TOKENS, *SCRAPER]],
+    "TLS without tokens": [TLS],
+    "neither TLS nor a NetworkPolicy": [["networkPolicy.enabled=false"]],
+    "`console:": [[*who, f"config.{name}=on"] for who in (TOKENS, CERTIFICATES, [*CERTIFICATES, "http.tls=true"]) for name in ("console", "http_api")],
+    "an Ingress or a route": [[*who, *route] for who in ([], CERTIFICATES) for route in (
+        ["ingress.enabled=true", "ingress.hosts={a}"], ["grpcRoute.enabled=true", "grpcRoute.parentRefs[0].name=a"],
+        ["httpRoute.enabled=true", "httpRoute.parentRefs[0].name=a", "config.http_api=on"])],
+}
+
+
+@check("The chart refuses without `insecure` what its README lists, and its notes name an open console and API")
+def insecure(directory):
+    listed = (CHART / "README.md").read_text().partition("**The chart refuses**")[2].split("\n\n")[1]
+    lines = [line.removeprefix("- ") for line in listed.splitlines()]
+    expect("the README has a line for each kind, and no other", len(lines) == len(INSECURE)
+           and all(line.startswith(begin) for line, begin in zip(lines, INSECURE)), lines)
+    for begin, cases in INSECURE.items():
+        for values in cases:
+            without, permitted = (helm("template", "wald", CHART, *sets(*values, *more)) for more in ([], ["insecure=true"]))
+            expect(f"{begin}: {', '.join(values)} needs insecure", without.returncode != 0 and permitted.returncode == 0, said(permitted)[-300:] if permitted.returncode else "")
+    notes = said(helm("install", "wald", CHART, "--dry-run=client", *sets("config.console=on", "config.http_api=on"))).partition("\nNOTES:\n")[2]
+    is_named = "The console is on: everyone who reaches the HTTP port reads every record" in notes and "The HTTP API is on, for everyone" in notes
+    expect("in plaintext without tokens both are accepted, and the notes say who reads", is_named, "" if is_named else notes)
+
+
 @check("The daemon gets its consent to insecure ports only where the chart allows them, and then starts")
 def consents(directory):
     auth = "auth.existingSecret=auth"
