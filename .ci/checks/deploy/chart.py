@@ -317,6 +317,9 @@ def refused():
         ([*REPLICA, *BACKUP[:1], "backup.url=s3://wald/orders/backups"], "neither may contain the other"),
         ([*REPLICA, "serviceAccountName=wald", "replica.serviceAccountAnnotations.role=wald"], "replica.serviceAccountAnnotations makes"),
         ([*REPLICA, "extraArgs={--take-over}"], "set replica.takeOverTerm"),
+        (["extraArgs={--shutdown-timeout=2m}"], "set config.shutdown_timeout"),
+        (["extraArgs={--drain-delay,1m}"], "set config.drain_delay"),
+        (["extraEnv[0].name=WALD_SHUTDOWN_TIMEOUT", "extraEnv[0].value=2m"], "set config.shutdown_timeout"),
         ([*REPLICA, "replicaCount=4"], "set 2 or 3"),
         ([*REPLICA, "replicaCount=2", "persistence.existingClaim=mine"], "each pod needs a volume of its own"),
         ([*REPLICA, "replicaCount=2", "replica.nodeId=eu-1"], "put $(POD_NAME) into it"),
@@ -686,8 +689,22 @@ def grace_periods():
                    "StatefulSet")["spec"]["template"]["spec"]
         found = pod["terminationGracePeriodSeconds"]
         expect(f"draining {delay} and {finish}: {seconds} s until SIGKILL", found == seconds, found)
-    pod = only(rendered("--set", "config.drain_delay=null,config.shutdown_timeout=null"), "StatefulSet")["spec"]["template"]["spec"]
-    expect("without either, the daemon's own defaults count", pod["terminationGracePeriodSeconds"] == 40)
+    for values, seconds, what in [
+        ("config.drain_delay=null,config.shutdown_timeout=null", 40, "without either, the daemon's own defaults count"),
+        ("lifecycle.preStop.sleep.seconds=30", 75, "Kubernetes counts a preStop that sleeps for 30 s, too"),
+        ("terminationGracePeriodSeconds=120,lifecycle.preStop.httpGet.path=/leave", 120, "a value replaces it"),
+        ("lifecycle=null,terminationGracePeriodSeconds=null", 45, "values of an earlier chart have it computed"),
+    ]:
+        found = only(rendered("--set", values), "StatefulSet")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        expect(f"{what}: {seconds} s", found == seconds, found)
+    for values in VALUES:
+        objects = of_values(values)
+        pod = only(objects, "StatefulSet")["spec"]["template"]["spec"]
+        times = dict(re.findall(r'^(drain_delay|shutdown_timeout) = "(\w+)"$', settings_file(objects), re.M))
+        stop = sum(int(text[:-1]) * {"s": 1, "m": 60}[text[-1]] for text in times.values())
+        hook = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        expect(f"{values.name}: a stop of {hook + stop} s has 10 s to spare", len(times) == 2 and pod["terminationGracePeriodSeconds"] >= hook + stop + 10,
+               pod["terminationGracePeriodSeconds"])
 
 
 class Mounts:

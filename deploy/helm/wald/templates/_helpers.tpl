@@ -257,11 +257,12 @@ StatefulSet that is there; the claim itself is grown as the README says.
 {{ $size }}
 {{- end }}
 
-{{/* What a clean stop may take, and some seconds for the process itself. */}}
+{{/* Time of a clean stop, and some seconds for the process itself. Kubernetes begins to count before the hook preStop. */}}
 {{- define "wald.gracePeriodSeconds" -}}
+{{- $hook := dig "preStop" "sleep" "seconds" 0 (.Values.lifecycle | default dict) | int64 -}}
 {{- $delay := include "wald.seconds" (.Values.config.drain_delay | default "0s" | toString) -}}
 {{- $finish := include "wald.seconds" (.Values.config.shutdown_timeout | default "30s" | toString) -}}
-{{ add $delay $finish 10 }}
+{{ .Values.terminationGracePeriodSeconds | default (add $hook $delay $finish 10) | int64 }}
 {{- end }}
 
 {{/* A request of the kubelet: (dict "root" . "path" PATH). By HTTP, because each probe is a new connection: the HTTP port always has
@@ -286,6 +287,7 @@ httpGet:
 {{- include "wald.checkLogs" . -}}
 {{- include "wald.checkReplica" . -}}
 {{- include "wald.checkPods" . -}}
+{{- include "wald.checkStop" . -}}
 {{- include "wald.checkRoutes" . -}}
 {{- include "wald.checkMonitoring" . -}}
 {{- end }}
@@ -447,6 +449,22 @@ httpGet:
 {{- end -}}
 {{- if .Values.persistence.existingClaim -}}
 {{- fail "persistence.existingClaim has no effect while persistence.enabled is false: leave it empty" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Times of a stop that the grace period does not know are refused: SIGKILL would cut off calls that are finishing. */}}
+{{- define "wald.checkStop" -}}
+{{- range $name := list "drain_delay" "shutdown_timeout" -}}
+{{- range $.Values.extraArgs -}}
+{{- if hasPrefix (printf "--%s" (replace "_" "-" $name)) (toString .) -}}
+{{- fail (printf "extraArgs has %q, which the grace period of the pod does not follow: set config.%s" . $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $.Values.extraEnv -}}
+{{- if eq (printf "WALD_%s" (upper $name)) .name -}}
+{{- fail (printf "extraEnv has %s, which the grace period of the pod does not follow: set config.%s" .name $name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
