@@ -52,7 +52,7 @@ COMPUTE = [
     Step("docs/examples", "compute", (*BINARIES, CLIENTS), ("clients", "release", "maven")),
     Step("deploy/release:digests,components,python,npm,runtimes,go,java,rust_crates,chart", "compute", BINARIES, ("maven",)),
     Step("disk/reader", "compute", BINARIES),
-    Step("deploy/chart:settings,readme,version,lint,manifests,pods,stores,refused,insecure,ports,replica_pods,several,backup_jobs,log_jobs,texts,routes,alerts,package,rest",
+    Step("deploy/chart:settings,readme,version,lint,manifests,pods,long_names,stores,refused,insecure,ports,replica_pods,several,backup_jobs,log_jobs,texts,routes,alerts,package,rest",
          "compute", (*BINARIES, BUCKETS)),
     Step(OBJECT, "compute", BINARIES),
     Step(STATIC, "compute", (*BINARIES, "docs/examples"), ("release",)),

@@ -217,6 +217,22 @@ def pods():
         expect(f"a pod with {harm} is not restricted", unrestricted(harmed))
 
 
+# Longest names by kind. Kubernetes adds to them for pods, jobs and labels, which have 63 characters.
+LONGEST = {"CronJob": 52, "StatefulSet": 52, "Service": 63, "Job": 63, "Pod": 63}
+
+
+@check("Objects of a release with a long name have names and labels that Kubernetes takes")
+def long_names():
+    # helm takes 53 characters. At 45 the name of the chart ends with a dash that is cut.
+    for release in "x" * 53, f"{'x' * 44}-{'y' * 8}":
+        for values in VALUES:
+            objects = rendered("--values", values, release=release)
+            long = [(o["kind"], o["metadata"]["name"]) for o in objects if len(o["metadata"]["name"]) > LONGEST.get(o["kind"], 253)]
+            long += [label for o in objects for label in o["metadata"].get("labels", {}).items() if len(label[1]) > 63]
+            wrong = [o["metadata"]["name"] for o in objects if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", o["metadata"]["name"]) or "--" in o["metadata"]["name"]]
+            expect(f"{values.name}: {len(objects)} objects of {release}", not long and not wrong, long + wrong)
+
+
 @check("A volume without a store is accepted at the installation only")
 def stores():
     for arguments, expected in [([], None), (["--is-upgrade"], "false"), (["--is-upgrade", "--set", "config.create_store=true"], "true"),
