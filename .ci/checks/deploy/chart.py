@@ -447,7 +447,7 @@ def labels(peer):
 def replica_pods():
     for name, account, rules in [
         ("replica", None, [([4317], 1), ([6925], 1), ([53, 53], 0), ([9000], 1)]),
-        ("replica-identity", "wald", [([6925], 1), ([53, 53], 0), ([443], 0), ([80, 988], 1)]),
+        ("replica-identity", "wald", [([6925], 1), ([53, 53], 0), ([443], 0), ([80, 988], 2)]),
     ]:
         objects = of_values(CHART / "ci" / f"{name}-values.yaml")
         egress = only(objects, "NetworkPolicy")["spec"]["egress"]
@@ -457,6 +457,11 @@ def replica_pods():
         made = [(o["metadata"]["name"], o["automountServiceAccountToken"]) for o in objects if o["kind"] == "ServiceAccount"]
         expect(f"{name}-values.yaml: its account is {account}", pod.get("serviceAccountName") == account
                and made == ([(account, False)] if account else []), made)
+    narrow = ["replica.peers[0].ipBlock.cidr=10.0.8.0/24"]
+    for values, is_named in [(narrow, True), ([], False), ([*narrow, "replica.credentialsSecret=bucket"], False), ([*narrow, "networkPolicy.egress[0].ports[0].port=443"], False)]:
+        notes = said(helm("install", "wald", CHART, "--dry-run=client", *sets(*REPLICA, *values))).partition("\nNOTES:\n")[2]
+        expect(f"with {', '.join(values) or 'the bucket at every address'} the notes say {'how' if is_named else 'nothing about how'} the pod gets an identity over https",
+               notes and ("fetches its identity over https" in notes) == is_named, "" if notes else "no notes")
     for endpoint, port in [("https://objects.example.com", 443), ("https://objects.example.com:8443/base", 8443), ("http://[fd00::9]:9000/", 9000),
                            ("http://objects", 80)]:
         policy = only(rendered(*sets(*REPLICA, f"replica.endpoint={endpoint}", "replica.insecure=true", "replica.credentialsSecret=bucket")), "NetworkPolicy")
