@@ -639,7 +639,11 @@ def backup_jobs():
     policy = only(objects, "NetworkPolicy")["spec"]["ingress"][0]
     expect("its pod reaches gRPC", "backup" in map(labels, policy["from"]), policy)
     # A pod without its image never fails by itself.
-    expect("a job that cannot begin ends before the next one", only(objects, "CronJob")["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"] < 24 * 3600)
+    job = only(objects, "CronJob")["spec"]["jobTemplate"]["spec"]
+    expect("a job that cannot begin ends before the next one", job["activeDeadlineSeconds"] < 24 * 3600)
+    ended = [rule for rule in job.get("podFailurePolicy", {}).get("rules", []) if rule["onExitCodes"]["containerName"] == container["name"]]
+    codes = [code for rule in ended if rule["action"] == "FailJob" for code in rule["onExitCodes"]["values"]]
+    expect("a backup of a damaged store, and one with the exit code above, is not repeated", {5, done.returncode} <= set(codes), codes)
 
 
 @check("The job of `logs` makes them once, deletes below its prefix, and may reach the daemon")
