@@ -66,6 +66,8 @@ def dashboards_are_typed():
 def dashboards_are_complete():
     uids = [json.loads(path.read_text())["uid"] for path in DASHBOARDS]
     expect("each dashboard has a uid of its own", len(set(uids)) == len(uids) and all(uids), uids)
+    counted = {2: "two", 3: "three", 4: "four"}[len(DASHBOARDS)]
+    expect(f"README.md counts {counted}", f"has {counted} dashboards" in " ".join((ROOT / "README.md").read_text().split()))
     for path in DASHBOARDS:
         board = json.loads(path.read_text())
         panels = [panel for panel in board["panels"] if panel["type"] != "row"]
