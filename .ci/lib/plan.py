@@ -166,7 +166,7 @@ LAST = [
     Step("durability/outages:full", "wait", (*BINARIES, BUCKETS)),
     Step("durability/outages:full_gateway", "wait", (*BINARIES, STORES, BUCKETS)),
     Step("durability/replica:gateway", "wait", (*BINARIES, STORES, BUCKETS)),
-    Step("durability/takeover:gateway", "wait", (*BINARIES, STORES, CLIENTS, BUCKETS), ("clients*",)),
+    Step("durability/takeover:gateway", "wait", (*BINARIES, STORES, CLIENTS, BUCKETS), ("clients*", "starve")),
     Step("durability/replica:others", "wait", (*BINARIES, STORES, BUCKETS)),
     Step("durability/replica:known", "wait", (*BINARIES, STORES, BUCKETS)),
     Step("disk/bucket:gateway", "wait", (*BINARIES, STORES, BUCKETS)),
