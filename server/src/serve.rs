@@ -451,8 +451,14 @@ impl Server {
 
         let mut opening = std::pin::pin!(opening.opened());
         let ends = async {
+            // A stand-by stays here for all of its life, and its files change, too.
+            let stops = async {
+                while signals.next().await == Request::Reload {
+                    reload();
+                }
+            };
             tokio::select! {
-                () = signals.stop() => {}
+                () = stops => {}
                 _ = drain_order(&node) => {}
             }
         };

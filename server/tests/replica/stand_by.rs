@@ -87,6 +87,26 @@ async fn stand_by_whose_directory_takes_no_store_is_not_named() {
     until_named(&store, "two").await;
 }
 
+/// logrotate renames the file and sends SIGHUP.
+#[tokio::test]
+async fn stand_by_opens_its_audit_log_again_on_sighup() {
+    let store = Store::start();
+    let _one = node(&store, "one");
+    let (directory, logs) = (private_directory(), private_directory());
+    let path = logs.path().join("audit.log");
+    let audit = format!("--audit-log={}", path.display());
+    let more = ["--stand-by", "--lease-ttl", "2s", audit.as_str()];
+    let two = start(&store, directory.path(), "two", &more);
+    assert_eq!(two.start["message"], "wald is standing by");
+    std::fs::rename(&path, logs.path().join("audit.1")).unwrap();
+    two.signal(Signal::HUP);
+    let is_open = || {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        text.contains("\"event\":\"reopen\"")
+    };
+    until_store("a new audit log begins", is_open).await;
+}
+
 #[tokio::test]
 async fn stand_by_follows_a_dead_owner_and_the_old_one_stands_by_then() {
     let store = Store::start();
