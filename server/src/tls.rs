@@ -17,7 +17,7 @@
 //! | `pem.rs` | items of PEM files, and faults with their place |
 //! | `peer.rs`, `roots.rs` | connections to other nodes, and CAs of other servers |
 //! | `reload.rs` | puts changed files in force |
-//! | `revocation.rs` | checks the signatures of revocation lists |
+//! | `revocation.rs` | revocation lists |
 //! | `stream.rs` | the bytes of a connection, in plaintext or inside TLS |
 
 mod check;

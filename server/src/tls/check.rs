@@ -17,7 +17,7 @@ use x509_cert::spki::{ObjectIdentifier, SubjectPublicKeyInfoOwned};
 use super::clients::ClientVerifier;
 use super::files::{Contents, TlsFiles};
 use super::pem::PemKind;
-use super::revocation::{check_signature, is_version_1, next_update};
+use super::revocation::{RevocationLists, is_version_1};
 use super::{TlsPort, TlsState};
 use crate::config::ClientAuth;
 use crate::reload::Fault;
@@ -56,6 +56,8 @@ struct CertifiedServer {
 /// The roots for clients.
 struct Roots {
     store: Arc<RootCertStore>,
+    /// All CAs of the file, also those that are left out.
+    cas: Vec<CertificateDer<'static>>,
     expires: SystemTime,
     /// A sentence for each that is left out.
     left_out: Vec<String>,
@@ -86,12 +88,16 @@ impl TlsFiles {
             ),
             None => None,
         };
-        let for_grpc = self.verifier(
-            contents,
-            roots.as_ref(),
-            self.client_auth == ClientAuth::Require,
-        )?;
-        let for_http = self.verifier(contents, roots.as_ref(), false)?;
+        let lists = match (&roots, &self.client_crl) {
+            (Some(roots), Some(path)) => self
+                .revocations(&contents.client_crl, roots)
+                .map_err(|why| Fault::new("tls_client_crl", path, why))?,
+            _ => RevocationLists::default(),
+        };
+        let lists = Arc::new(lists);
+        let required = self.client_auth == ClientAuth::Require;
+        let for_grpc = self.verifier(roots.as_ref(), &lists, required)?;
+        let for_http = self.verifier(roots.as_ref(), &lists, false)?;
         let config = |port, clients: Option<&ClientVerifier>| {
             (self.server_config(port, &certified, clients))
                 .map_err(|error| Fault::new("tls_cert", &self.certificate, error))
@@ -99,18 +105,19 @@ impl TlsFiles {
         let left_out = roots.iter().flat_map(|roots| &roots.left_out);
         warnings.extend(left_out.map(|why| format!("tls_client_ca: {why}")));
         let mut client_crl_expires: Option<SystemTime> = None;
-        if self.client_crl.is_some() && roots.is_some() {
-            let lists = revocations(&contents.client_crl).unwrap_or_default();
-            for (issuer, next) in lists.iter().filter_map(next_update) {
-                client_crl_expires = Some(client_crl_expires.map_or(next, |first| first.min(next)));
-                // To refuse all clients of the CA would be worse.
-                if next <= now {
-                    warnings.push(format!(
-                        "tls_client_crl: the list of {issuer} is out of date since {}; certificates that were revoked \
-                         since then are accepted",
-                        shown(next)
-                    ));
-                }
+        for facts in &lists.facts {
+            let Some(next) = facts.next_update else {
+                continue;
+            };
+            client_crl_expires = Some(client_crl_expires.map_or(next, |first| first.min(next)));
+            // To refuse all clients of the CA would be worse.
+            if next <= now {
+                warnings.push(format!(
+                    "tls_client_crl: the list of {} is out of date since {}; certificates that were revoked \
+                     since then are accepted",
+                    facts.issuer,
+                    shown(next)
+                ));
             }
         }
         Ok(CheckedFiles {
@@ -159,43 +166,42 @@ impl TlsFiles {
     /// The verifier of client certificates; `None` if clients are not asked for one.
     fn verifier(
         &self,
-        contents: &Contents,
         roots: Option<&Roots>,
+        lists: &Arc<RevocationLists>,
         required: bool,
     ) -> Result<Option<ClientVerifier>, Fault> {
         let (Some(roots), Some(ca)) = (roots, &self.client_ca) else {
             return Ok(None);
         };
-        let fault = |setting, path, why: String| Fault::new(setting, path, why);
-        let crls = match &self.client_crl {
-            Some(path) => revocations(&contents.client_crl)
-                .map_err(|why| fault("tls_client_crl", path, why))?,
-            None => Vec::new(),
-        };
         let (store, provider) = (Arc::clone(&roots.store), Arc::clone(&self.provider));
-        let verifier = ClientVerifier::new(store, crls.clone(), provider, required);
-        let Some(path) = &self.client_crl else {
-            return verifier
-                .map(Some)
-                .map_err(|error| fault("tls_client_ca", ca, error.to_string()));
-        };
-        let of_list = |why| fault("tls_client_crl", path, why);
-        if crls.iter().any(is_version_1) {
+        // The lists were parsed before, so a fault is one of the roots.
+        let verifier = ClientVerifier::new(store, lists, provider, required)
+            .map_err(|error| Fault::new("tls_client_ca", ca, error))?;
+        Ok(Some(verifier))
+    }
+
+    /// The revocation lists of a PEM file.
+    ///
+    /// # Errors
+    /// With a sentence about the first list that cannot be used.
+    fn revocations(&self, pem: &[u8], roots: &Roots) -> Result<RevocationLists, String> {
+        let items = PemKind::RevocationList.items::<CertificateRevocationListDer<'static>>(pem)?;
+        let lists: Vec<_> = items.into_iter().map(|found| found.item).collect();
+        if lists.iter().any(is_version_1) {
             let why = "a revocation list is of version 1, and must be of version 2: openssl ca writes one with \
                        crl_extensions in its configuration";
-            return Err(of_list(why.to_owned()));
+            return Err(why.to_owned());
         }
-        // Roots were parsed before, so a fault is one of the CRLs.
-        let verifier = verifier
-            .map_err(|error| of_list(format!("a revocation list cannot be used: {error}")))?;
-        let cas =
-            certificates(&contents.client_ca).map_err(|why| fault("tls_client_ca", ca, why))?;
+        // webpki refuses lists with parts that it does not support, such as a list of changes alone.
+        let all = Arc::new(RevocationLists {
+            others: lists.clone(),
+            ..RevocationLists::default()
+        });
+        let (store, provider) = (Arc::clone(&roots.store), Arc::clone(&self.provider));
+        ClientVerifier::new(store, &all, provider, false)
+            .map_err(|error| format!("a revocation list cannot be used: {error}"))?;
         let algorithms = &self.provider.signature_verification_algorithms;
-        let cas: Vec<_> = cas.into_iter().map(|ca| ca.der).collect();
-        for list in &crls {
-            check_signature(list, &cas, algorithms).map_err(of_list)?;
-        }
-        Ok(Some(verifier))
+        RevocationLists::new(lists, &roots.cas, algorithms)
     }
 
     fn server_config(
@@ -238,12 +244,6 @@ fn certificates(pem: &[u8]) -> Result<Vec<FileCertificate>, String> {
     read.collect()
 }
 
-/// The CRLs of a PEM file, at least one.
-fn revocations(pem: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
-    let items = PemKind::RevocationList.items(pem)?;
-    Ok(items.into_iter().map(|found| found.item).collect())
-}
-
 /// The private key of a PEM file.
 fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
     let has = |words: &[u8]| pem.windows(words.len()).any(|window| window == words);
@@ -261,8 +261,9 @@ fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
 fn roots(pem: &[u8], now: SystemTime) -> Result<Roots, String> {
     let mut store = RootCertStore::empty();
     let mut first: Option<SystemTime> = None;
-    let mut left_out = Vec::new();
+    let (mut cas, mut left_out) = (Vec::new(), Vec::new());
     for FileCertificate { der, facts } in certificates(pem)? {
+        cas.push(der.clone());
         let fault = match facts.short_key() {
             _ if facts.expires <= now => Some(format!("expired at {}", shown(facts.expires))),
             short => short,
@@ -284,6 +285,7 @@ fn roots(pem: &[u8], now: SystemTime) -> Result<Roots, String> {
             format!("no CA certificate of the file is of use; replace them: {why}")
         })?,
         left_out,
+        cas,
         store: Arc::new(store),
     })
 }

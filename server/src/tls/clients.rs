@@ -1,21 +1,23 @@
-//! Verifies the certificates of clients: the rules of webpki, and two more. A certificate must have a name in its
+//! Verifies the certificates of clients: the rules of webpki, and three more. A certificate must have a name in its
 //! subjectAltName, because the common name identifies no client. If it has key usages, digitalSignature must be
-//! among them (RFC 8446, 4.4.2.4).
+//! among them (RFC 8446, 4.4.2.4). No list of its issuer has its serial number (`revocation.rs`).
 
 use std::sync::Arc;
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore,
     SignatureScheme,
 };
-use x509_cert::Certificate;
 use x509_cert::der::Decode as _;
 use x509_cert::ext::pkix::{KeyUsage, SubjectAltName};
+use x509_cert::{Certificate, TbsCertificate};
+
+use super::revocation::RevocationLists;
 
 /// The verifier of client certificates. Clones share it.
 #[derive(Debug, Clone)]
@@ -39,28 +41,31 @@ impl From<Refusal> for Error {
 }
 
 impl ClientVerifier {
-    /// Trusts the roots. The CRLs cover the certificates of clients, not of their issuers; a certificate whose
-    /// issuer has no CRL passes. `required`: a client without a certificate is refused.
+    /// Trusts the roots. The lists cover the certificates of clients, not of their issuers; a certificate whose
+    /// issuer has no list passes. `required`: a client without a certificate is refused.
     ///
     /// # Errors
-    /// If a root or a CRL cannot be used.
+    /// If a root or a list cannot be used.
     pub(super) fn new(
         roots: Arc<RootCertStore>,
-        crls: Vec<CertificateRevocationListDer<'static>>,
+        lists: &Arc<RevocationLists>,
         provider: Arc<CryptoProvider>,
         required: bool,
     ) -> Result<Self, VerifierBuilderError> {
         let mut builder = WebPkiClientVerifier::builder_with_provider(roots, provider);
-        if !crls.is_empty() {
+        if !lists.others.is_empty() {
             builder = builder
-                .with_crls(crls)
+                .with_crls(lists.others.clone())
                 .only_check_end_entity_revocation()
                 .allow_unknown_revocation_status();
         }
         if !required {
             builder = builder.allow_unauthenticated();
         }
-        Ok(Self(Arc::new(StrictVerifier(builder.build()?))))
+        Ok(Self(Arc::new(StrictVerifier {
+            webpki: builder.build()?,
+            lists: Arc::clone(lists),
+        })))
     }
 
     /// The verifier for handshakes.
@@ -79,13 +84,14 @@ impl ClientVerifier {
     }
 }
 
-/// webpki's verifier with the two rules of the module.
+/// webpki's verifier with the rules of the module.
 #[derive(Debug)]
-struct StrictVerifier(Arc<dyn ClientCertVerifier>);
+struct StrictVerifier {
+    webpki: Arc<dyn ClientCertVerifier>,
+    lists: Arc<RevocationLists>,
+}
 
-fn check(leaf: &CertificateDer<'_>) -> Result<(), Refusal> {
-    let leaf = Certificate::from_der(leaf).map_err(Refusal::Malformed)?;
-    let leaf = leaf.tbs_certificate;
+fn check(leaf: &TbsCertificate) -> Result<(), Refusal> {
     let names = leaf.get::<SubjectAltName>().map_err(Refusal::Malformed)?;
     if names.is_none_or(|(_, names)| names.0.is_empty()) {
         return Err(Refusal::NoName);
@@ -99,15 +105,15 @@ fn check(leaf: &CertificateDer<'_>) -> Result<(), Refusal> {
 
 impl ClientCertVerifier for StrictVerifier {
     fn offer_client_auth(&self) -> bool {
-        self.0.offer_client_auth()
+        self.webpki.offer_client_auth()
     }
 
     fn client_auth_mandatory(&self) -> bool {
-        self.0.client_auth_mandatory()
+        self.webpki.client_auth_mandatory()
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.0.root_hint_subjects()
+        self.webpki.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -116,8 +122,12 @@ impl ClientCertVerifier for StrictVerifier {
         issuers: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verified = self.0.verify_client_cert(leaf, issuers, now)?;
-        check(leaf)?;
+        let verified = self.webpki.verify_client_cert(leaf, issuers, now)?;
+        let leaf = Certificate::from_der(leaf).map_err(Refusal::Malformed)?;
+        if self.lists.revoked.has(&leaf.tbs_certificate) {
+            return Err(Error::InvalidCertificate(CertificateError::Revoked));
+        }
+        check(&leaf.tbs_certificate)?;
         Ok(verified)
     }
 
@@ -127,7 +137,7 @@ impl ClientCertVerifier for StrictVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        (self.0).verify_tls12_signature(message, certificate, signature)
+        (self.webpki).verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -136,10 +146,10 @@ impl ClientCertVerifier for StrictVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        (self.0).verify_tls13_signature(message, certificate, signature)
+        (self.webpki).verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.webpki.supported_verify_schemes()
     }
 }

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
-    RevokedCertParams, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
+    CrlDistributionPoint, CrlIssuingDistributionPoint, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 use rustls::ClientConfig;
 use rustls::crypto::aws_lc_rs;
@@ -96,6 +96,31 @@ pub(crate) fn crl(issuer: &Ca, revoked: &[u64]) -> String {
 
 /// A list that should have been replaced at the begin of this year.
 pub(crate) fn crl_until(issuer: &Ca, revoked: &[u64], year: i32) -> String {
+    crl_params(revoked, year)
+        .signed_by(issuer)
+        .unwrap()
+        .pem()
+        .unwrap()
+}
+
+/// A list for the certificates that name this URI.
+pub(crate) fn crl_at(issuer: &Ca, revoked: &[u64], uri: &str) -> String {
+    CertificateRevocationListParams {
+        issuing_distribution_point: Some(CrlIssuingDistributionPoint {
+            distribution_point: CrlDistributionPoint {
+                uris: vec![uri.to_owned()],
+            },
+            scope: None,
+        }),
+        ..crl_params(revoked, 2045)
+    }
+    .signed_by(issuer)
+    .unwrap()
+    .pem()
+    .unwrap()
+}
+
+fn crl_params(revoked: &[u64], year: i32) -> CertificateRevocationListParams {
     CertificateRevocationListParams {
         this_update: date_time_ymd(2020, 1, 1),
         next_update: date_time_ymd(year, 1, 1),
@@ -112,10 +137,6 @@ pub(crate) fn crl_until(issuer: &Ca, revoked: &[u64], year: i32) -> String {
             .collect(),
         key_identifier_method: KeyIdMethod::Sha256,
     }
-    .signed_by(issuer)
-    .unwrap()
-    .pem()
-    .unwrap()
 }
 
 /// The files of a daemon.

@@ -3,11 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, KeyUsagePurpose, date_time_ymd};
+use rcgen::{
+    CertificateParams, CrlDistributionPoint, ExtendedKeyUsagePurpose, KeyUsagePurpose,
+    date_time_ymd,
+};
 use rustls::HandshakeKind;
 use rustls::version::{TLS12, TLS13};
 
-use super::certificates::{Files, Identity, ca, client_params, crl, intermediate, issue};
+use super::certificates::{
+    Ca, Files, Identity, ca, client_params, crl, crl_at, intermediate, issue,
+};
 use super::client::{connect, grpc, settings, wal};
 use super::{Daemon, start};
 use crate::support::append;
@@ -109,6 +114,79 @@ async fn only_good_certificates_are_served_where_one_is_required() {
     let metric = "wald_tls_handshakes_total{result=\"client_certificate\"}";
     let counted = daemon.metric(metric);
     assert_eq!(counted, f64::from(u32::try_from(refused).unwrap()));
+}
+
+/// A daemon that requires certificates and has these revocation lists.
+fn start_with_lists(files: &Files, lists: &str) -> Daemon {
+    files.write("crl.pem", lists);
+    let mut arguments = files.arguments_with_clients("require");
+    arguments.push(files.argument("tls-client-crl", "crl.pem"));
+    start(&arguments)
+}
+
+/// Whether the client of this CA with this serial number is served.
+async fn serves(daemon: &Daemon, files: &Files, issuer: &Ca, serial: u64) -> bool {
+    let identity = issue(&client_params("billing", serial), issuer);
+    is_served(daemon, files.client(&["h2"], Some(&identity))).await
+}
+
+/// A job that appends the newest list to the file.
+#[tokio::test]
+async fn certificate_in_the_second_list_of_its_ca_is_revoked() {
+    let files = Files::new();
+    let lists = crl(&files.ca, &[8]) + &crl(&files.ca, &[REVOKED]);
+    let daemon = start_with_lists(&files, &lists);
+    for (serial, is_good) in [(REVOKED, false), (8, false), (9, true)] {
+        let is_served = serves(&daemon, &files, &files.ca, serial).await;
+        assert_eq!(is_served, is_good, "{serial}");
+    }
+}
+
+/// A CA that was made again with a new key.
+#[tokio::test]
+async fn two_cas_of_one_name_have_a_list_each_in_any_order() {
+    let files = Files::new();
+    let (old, new) = (ca("Clients"), ca("Clients"));
+    files.write("ca.pem", &(old.pem() + &new.pem()));
+    let lists = [crl(&old, &[REVOKED]), crl(&new, &[8])];
+    for file in [
+        lists.concat(),
+        lists[1].clone() + &lists[0],
+        lists[0].clone(),
+    ] {
+        let daemon = start_with_lists(&files, &file);
+        for issuer in [&old, &new] {
+            assert!(serves(&daemon, &files, issuer, 9).await);
+        }
+        assert!(!serves(&daemon, &files, &old, REVOKED).await);
+    }
+}
+
+#[tokio::test]
+async fn list_for_a_distribution_point_counts_for_its_whole_ca() {
+    let files = Files::new();
+    let lists = crl_at(&files.ca, &[REVOKED], "http://pki.test/a.crl");
+    let daemon = start_with_lists(&files, &lists);
+    let mut params = client_params("billing", REVOKED);
+    params.crl_distribution_points = vec![CrlDistributionPoint {
+        uris: vec!["http://pki.test/b.crl".to_owned()],
+    }];
+    let identity = issue(&params, &files.ca);
+    assert!(!is_served(&daemon, files.client(&["h2"], Some(&identity))).await);
+    assert!(serves(&daemon, &files, &files.ca, 8).await);
+}
+
+#[tokio::test]
+async fn list_of_an_intermediate_revokes_its_certificates() {
+    let files = Files::new();
+    let middle = intermediate("Wald test intermediate", &files.ca);
+    let daemon = start_with_lists(&files, &crl(&middle, &[REVOKED]));
+    for (serial, is_good) in [(REVOKED, false), (8, true)] {
+        let mut identity = issue(&client_params("billing", serial), &middle);
+        identity.chain.push_str(&middle.pem());
+        let is_served = is_served(&daemon, files.client(&["h2"], Some(&identity))).await;
+        assert_eq!(is_served, is_good, "{serial}");
+    }
 }
 
 #[tokio::test]

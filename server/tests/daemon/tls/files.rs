@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use super::certificates::{Files, ca, crl, expired_ca, server_until, set_mode};
+use super::certificates::{Files, ca, crl, expired_ca, intermediate, server_until, set_mode};
 use super::start;
 use crate::support::{output, wald};
 
@@ -144,6 +144,14 @@ const SERVER_FAULTS: &[Fault] = &[
         "crl.pem",
         |files, _| files.write("crl.pem", include_str!("crl_v1.pem")),
         "of version 1",
+    ),
+    (
+        "crl.pem",
+        |files, _| {
+            let middle = intermediate("Middle CA", &files.ca);
+            files.write("crl.pem", &(crl(&middle, &[]) + &crl(&middle, &[7])));
+        },
+        "two revocation lists of CN=Middle CA are for the same certificates, and only the first would count; keep the newest",
     ),
 ];
 

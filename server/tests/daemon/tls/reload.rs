@@ -19,6 +19,7 @@ use crate::support::{Daemon, append, until};
 
 const IN_FORCE: &str = "the changed files of TLS are in force";
 const EXPIRES: &str = "wald_tls_certificate_not_after_timestamp_seconds{kind=\"server\"}";
+const LIST_EXPIRES: &str = "wald_tls_certificate_not_after_timestamp_seconds{kind=\"client_crl\"}";
 const FAILURES: &str = "wald_reload_failures_total{kind=\"tls\"}";
 
 /// Time after which a connection that must end fails the test.
@@ -202,13 +203,12 @@ async fn revoked_connection_ends_within_a_second_and_others_continue() {
 /// The job that fetches lists has died: its last list still counts, and operators can see its age.
 #[tokio::test]
 async fn revocation_list_that_is_out_of_date_counts_and_is_reported() {
-    const LIST: &str = "wald_tls_certificate_not_after_timestamp_seconds{kind=\"client_crl\"}";
     let files = Files::new();
     files.write("crl.pem", &crl(&files.ca, &[7]));
     let mut arguments = files.arguments_with_clients("require");
     arguments.push(files.argument("tls-client-crl", "crl.pem"));
     let daemon = start(&arguments);
-    assert_eq!(daemon.metric(LIST), year(2045));
+    assert_eq!(daemon.metric(LIST_EXPIRES), year(2045));
     files.write("crl.pem", &crl_until(&files.ca, &[7], 2021));
     daemon.signal(Signal::HUP);
     let line = daemon.wait_for_log("is out of date since 2021-01-01");
@@ -216,13 +216,32 @@ async fn revocation_list_that_is_out_of_date_counts_and_is_reported() {
         line.contains("WARN") && line.contains("tls_client_crl"),
         "{line}"
     );
-    until(&daemon, LIST, |at| at == year(2021)).await;
+    until(&daemon, LIST_EXPIRES, |at| at == year(2021)).await;
     watcher(&daemon, &files, "shipping", 8).await;
     let identity = issue(&client_params("billing", 7), &files.ca);
     let config = files.client(&["h2"], Some(&identity));
     if let Ok(mut stream) = connect(&grpc(&daemon), config).await {
         settings(&mut stream).await.unwrap_err();
     }
+}
+
+/// A job that appends the newest list to the file.
+#[test]
+fn list_that_is_out_of_date_is_no_fault_beside_a_newer_one() {
+    let files = Files::new();
+    files.write("crl.pem", &crl(&files.ca, &[]));
+    let mut arguments = files.arguments_with_clients("require");
+    arguments.push(files.argument("tls-client-crl", "crl.pem"));
+    let daemon = start(&arguments);
+    let lists = crl_until(&files.ca, &[7], 2021) + &crl_until(&files.ca, &[8], 2040);
+    files.write("crl.pem", &lists);
+    daemon.signal(Signal::HUP);
+    let mut line = String::new();
+    while !line.contains(IN_FORCE) {
+        line = daemon.log.recv_timeout(PATIENCE).unwrap();
+        assert!(!line.contains("out of date"), "{line}");
+    }
+    assert_eq!(daemon.metric(LIST_EXPIRES), year(2040));
 }
 
 #[tokio::test]
