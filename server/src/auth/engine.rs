@@ -16,7 +16,7 @@ use tonic::Status;
 
 use super::Caller;
 use super::permitted::{ListScopes, Permitted};
-use super::right::{Scope, ServerRight};
+use super::right::{LogRight, Scope, ServerRight};
 use crate::encryption::{KeyRing, Shredding};
 use crate::metrics::Deadline;
 use crate::status;
@@ -172,7 +172,7 @@ impl Engine {
     }
 
     /// Deletes a log, and destroys its keys before this returns. Returns the number of the log. Erasures wait for each other:
-    /// one whose deadline passes meanwhile does nothing.
+    /// one does nothing whose deadline passes meanwhile, or whose caller loses the right.
     ///
     /// # Errors
     /// NO_OWN_KEY and the others of a deletion: nothing was deleted. If the keys cannot be destroyed after the deletion,
@@ -180,6 +180,7 @@ impl Engine {
     pub(crate) async fn shred_log(
         &self,
         log: Permitted<LogTarget>,
+        caller: &Caller,
         keys: Option<&Arc<KeyRing>>,
         deadline: Option<Deadline>,
     ) -> Result<LogId, Status> {
@@ -191,7 +192,8 @@ impl Engine {
             return Err(status::shred(&name, &plain));
         };
         // A caller that goes away leaves no keys of a deleted log behind.
-        let work = self.clone().shred(target, Arc::clone(keys), deadline);
+        let (caller, keys) = (caller.clone(), Arc::clone(keys));
+        let work = self.clone().shred(target, caller, keys, deadline);
         let done = tokio::spawn(work).await;
         done.unwrap_or_else(|ended| {
             let ended = ShredError::Io(std::io::Error::other(ended));
@@ -202,6 +204,7 @@ impl Engine {
     async fn shred(
         self,
         mut target: LogTarget,
+        caller: Caller,
         keys: Arc<KeyRing>,
         deadline: Option<Deadline>,
     ) -> Result<LogId, Status> {
@@ -212,6 +215,7 @@ impl Engine {
         target.log_id = found.as_ref().ok().copied().or(target.log_id);
         // Two calls for one log would undo each other's notes.
         let _alone = keys.erasing.lock().await;
+        caller.check_again(LogRight::Delete, &name)?;
         if deadline.is_some_and(|deadline| !deadline.begin()) {
             return Err(status::deadline_before_start());
         }

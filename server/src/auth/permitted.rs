@@ -96,18 +96,31 @@ impl Caller {
         }
     }
 
-    /// Checks a read again that had to wait.
+    /// Checks the right on a log again for a request that had to wait.
     ///
     /// # Errors
     /// UNAUTHENTICATED or NOT_ALLOWED if the credential or the right has ended.
-    pub(crate) fn check_again(&self, request: &Permitted<ReadRequest>) -> Result<(), Status> {
+    pub(crate) fn check_again(&self, right: LogRight, log: &LogName) -> Result<(), Status> {
         match self.current()? {
             Cow::Borrowed(_) => Ok(()),
-            Cow::Owned(current) => {
-                let log = &request.get().log.name;
-                current.check_log(LogRight::Read, log, format_args!("log"))
-            }
+            Cow::Owned(current) => current.check_log(right, log, format_args!("log")),
         }
+    }
+
+    /// Judges the caller again, and checks batches that had to wait, if the credential has expired or the rules have changed.
+    ///
+    /// # Errors
+    /// UNAUTHENTICATED or NOT_ALLOWED if the credential or a right has ended.
+    pub(crate) fn renew_with<'b>(
+        &mut self,
+        waiting: impl IntoIterator<Item = &'b mut Permitted<Batch>>,
+    ) -> Result<(), Status> {
+        if self.is_current() {
+            return Ok(());
+        }
+        self.renew()?;
+        let mut waiting = waiting.into_iter();
+        waiting.try_for_each(|batch| check_batch(batch.get_mut(), self))
     }
 
     /// The part of the names that begin with `prefix` that the caller may list.
@@ -259,30 +272,35 @@ impl NamesLogs for ScanRequest {
     }
 }
 
+/// Batches need append, checks read, cursors cursor. Without create on a log, its existence becomes a condition.
+fn check_batch(batch: &mut Batch, caller: &Caller) -> Result<(), Status> {
+    let single = batch.single;
+    for (index, part) in batch.logs.iter_mut().enumerate() {
+        match single {
+            true => caller.check_log(LogRight::Append, &part.log, format_args!("log"))?,
+            false => {
+                let field = format_args!("batches[{index}].log");
+                caller.check_log(LogRight::Append, &part.log, field)?;
+            }
+        }
+        if !caller.may(LogRight::Create, part.log.as_str()) {
+            part.guard.must_exist = true;
+        }
+    }
+    for (index, check) in batch.checks.iter().enumerate() {
+        let field = format_args!("checks[{index}].log");
+        caller.check_log(LogRight::Read, &check.log, field)?;
+    }
+    for (index, commit) in batch.cursors.iter().enumerate() {
+        let field = format_args!("cursors[{index}].log");
+        caller.check_log(LogRight::Cursor, &commit.log, field)?;
+    }
+    Ok(())
+}
+
 impl NamesLogs for Batch {
-    /// Batches need append, checks read, cursors cursor. Without create on a log, its existence becomes a condition.
     fn check(mut self, caller: &Caller, _: LogRight) -> Result<Self, Status> {
-        let single = self.single;
-        for (index, part) in self.logs.iter_mut().enumerate() {
-            match single {
-                true => caller.check_log(LogRight::Append, &part.log, format_args!("log"))?,
-                false => {
-                    let field = format_args!("batches[{index}].log");
-                    caller.check_log(LogRight::Append, &part.log, field)?;
-                }
-            }
-            if !caller.may(LogRight::Create, part.log.as_str()) {
-                part.guard.must_exist = true;
-            }
-        }
-        for (index, check) in self.checks.iter().enumerate() {
-            let field = format_args!("checks[{index}].log");
-            caller.check_log(LogRight::Read, &check.log, field)?;
-        }
-        for (index, commit) in self.cursors.iter().enumerate() {
-            let field = format_args!("cursors[{index}].log");
-            caller.check_log(LogRight::Cursor, &commit.log, field)?;
-        }
+        check_batch(&mut self, caller)?;
         Ok(self)
     }
 

@@ -95,7 +95,8 @@ impl v1::log_service_server::LogService for Services {
         let target = caller.allow(target)?;
         if request.shred {
             let (keys, deadline) = (store.keys.as_ref(), extensions.get().cloned());
-            let log_id = store.engine.shred_log(target, keys, deadline).await?;
+            let shredded = store.engine.shred_log(target, &caller, keys, deadline);
+            let log_id = shredded.await?;
             caller.note(|facts| facts.shredded(log_id));
             return Ok(Response::new(v1::DeleteLogResponse {}));
         }

@@ -41,7 +41,7 @@ pub(super) async fn read(
             Some(share) => Some(share.hold_soon(domain.get().max_bytes.into()).await?),
             None => None,
         };
-        caller.check_again(&domain)?;
+        caller.check_again(LogRight::Read, &domain.get().log.name)?;
         let (page, held) = match counted {
             Some((tenant, place)) => {
                 let place = (place, held);

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Requests that have arrived together become one for the engine ([`join`]). A request beyond the rate of its tenant waits
-//! before it is gathered, and nothing is read meanwhile.
+//! before it is gathered, and nothing is read meanwhile. Its rights are checked again after the wait.
 //!
 //! One task drives it. Acks come in order, and it ends at the first failure: the engine's
 //! [`Session`] refuses the requests behind it, nothing more is submitted, and dropping the tickets
@@ -153,8 +153,8 @@ enum Step {
     Late,
     /// The server leaves.
     Left,
-    /// The credential of the caller has ended.
-    Unknown(Status),
+    /// The credential of the caller has ended, or a right that a waiting request needs.
+    Refused(Status),
     /// Something was taken in.
     Taken,
 }
@@ -294,7 +294,7 @@ impl RunningSession {
                 }
                 Step::Late => return Err(self.too_late()),
                 Step::Left => self.leave(&status::append(&AppendError::Draining)),
-                Step::Unknown(status) => self.leave(&status),
+                Step::Refused(status) => self.leave(&status),
                 Step::Taken => {}
             }
             while let Some((refusals, room)) = self.refused.pop_front() {
@@ -330,7 +330,7 @@ impl RunningSession {
             && let Some(lease) = &mut self.lease
             && let Poll::Ready(status) = lease.poll_ended(context)
         {
-            return Poll::Ready(Step::Unknown(status));
+            return Poll::Ready(Step::Refused(status));
         }
         if let Some(held) = &mut self.held {
             ready!(held.again.as_mut().poll(context));
@@ -338,6 +338,11 @@ impl RunningSession {
             return Poll::Ready(Step::Taken);
         }
         let mut taken = 0;
+        if self.throttled.is_some()
+            && let Err(status) = self.renew_caller()
+        {
+            return Poll::Ready(Step::Refused(status));
+        }
         if let Some(throttled) = &mut self.throttled {
             ready!(throttled.passes.as_mut().poll(context));
             received.restart_wait();
@@ -382,8 +387,11 @@ impl RunningSession {
             let status = status::deadline_before_start();
             return self.end = Some(Err(status::in_session(&status, request_id)));
         }
-        if let Err(status) = self.caller.renew() {
-            return self.end = Some(Err(status::in_session(&status, request_id)));
+        if let Err(status) = self.renew_caller() {
+            // The request before this one fails first.
+            let earlier = self.gathered.take_if(|_| !is_independent);
+            let first = earlier.map_or(request_id, |earlier| earlier.requests.first);
+            return self.end = Some(Err(status::in_session(&status, first)));
         }
         let allowed = (request.batch(&self.limits))
             .and_then(|(batch, durability)| Ok((self.caller.allow(batch)?, durability)))
@@ -533,6 +541,11 @@ impl RunningSession {
 
     /// Submits the held requests again, and then the requests that came after them.
     fn submit_held(&mut self) {
+        if self.held.is_some()
+            && let Err(status) = self.renew_caller()
+        {
+            return self.leave(&status);
+        }
         if let Some(held) = self.held.take() {
             self.submit(held.taken);
             self.submit_gathered();
@@ -600,6 +613,21 @@ impl RunningSession {
             sending.as_mut().poll(context)
         })
         .await;
+    }
+
+    /// Judges the caller again after a change of the rules, and checks the requests that were read and not submitted.
+    /// Independent requests never wait.
+    fn renew_caller(&mut self) -> Result<(), Status> {
+        if self.is_independent == Some(true) {
+            return self.caller.renew();
+        }
+        let held = self.held.as_mut().map(|held| &mut held.taken);
+        let throttled = self
+            .throttled
+            .as_mut()
+            .map(|throttled| &mut throttled.taken);
+        let waiting = held.into_iter().chain(&mut self.gathered).chain(throttled);
+        (self.caller).renew_with(waiting.map(|taken| &mut taken.batch))
     }
 
     /// Nothing more is taken in, for the reason of the status.

@@ -312,6 +312,75 @@ async fn erasures_whose_deadline_passes_while_they_wait_do_nothing() {
 }
 
 #[tokio::test]
+async fn erasure_that_waits_does_nothing_once_its_right_has_ended() {
+    let store = Store::start();
+    let keys = Keys::new();
+    let (one, secrets) = (private_directory(), private_directory());
+    let file = secrets.path().join("auth.toml");
+    let write = |text: &str| {
+        let new = secrets.path().join("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::set_permissions(&new, Permissions::from_mode(0o600)).unwrap();
+        std::fs::rename(new, &file).unwrap();
+    };
+    let all = r#"["append", "create", "read", "delete"]"#;
+    write(&format!(
+        "[principal.first]\nallow = [{{ do = {all}, logs = \"\" }}]\n\
+         [principal.second]\nallow = [{{ do = [\"list\", \"delete\"], logs = \"\" }}]\n"
+    ));
+    let [first, second] = ["first", "second"].map(|principal| {
+        let mut command = wald();
+        command.args(["token", "create", "--principal", principal, "--auth-file"]);
+        let made = ends(command.arg(&file));
+        format!("Bearer {}", String::from_utf8(made.stdout).unwrap().trim())
+    });
+    let argument = format!("--auth-file={}", file.display());
+    let more = ["--metrics-open", argument.as_str()];
+    let node = encrypted(&store, one.path(), "one", &keys, &more);
+    let mut wal = node.wal().await;
+    for log in ["gone", "kept"] {
+        let mut request = Request::new(append(log, MARK));
+        request
+            .metadata_mut()
+            .insert("authorization", first.parse().unwrap());
+        wal.append(request).await.unwrap();
+    }
+    let erases = |mut logs: LogServiceClient<Channel>, log: &str, bearer: &str| {
+        let mut request = Request::new(shred(log));
+        request
+            .metadata_mut()
+            .insert("authorization", bearer.parse().unwrap());
+        tokio::spawn(async move { logs.delete_log(request).await })
+    };
+    store.enter(Mood::Hangs);
+    let earlier = erases(node.logs().await, "gone", &first);
+    until_store("the first one has begun", || {
+        let ring = std::fs::read_to_string(one.path().join("keys/ring"));
+        ring.is_ok_and(|ring| ring.contains("\"gone\""))
+    })
+    .await;
+    let waits = erases(node.logs().await, "kept", &second);
+    let started = "grpc_server_started_total{grpc_method=\"DeleteLog\",grpc_service=\"wald.v1.LogService\",\
+                   grpc_type=\"unary\"}";
+    until_store("the second one waits", || node.metric(started) == 2.0).await;
+    let text = std::fs::read_to_string(&file).unwrap();
+    write(&text.replace("[\"list\", \"delete\"]", "[\"list\"]"));
+    node.signal(Signal::HUP);
+    node.wait_for_log("the changed auth_file is in force");
+    store.enter(Mood::Answers);
+    let refused = waits.await.unwrap().unwrap_err();
+    assert_eq!(Told::of(&refused).reason, "NOT_ALLOWED", "{refused:?}");
+    let mut request = Request::new(v1::GetLogRequest {
+        log: "kept".to_owned(),
+    });
+    request
+        .metadata_mut()
+        .insert("authorization", second.parse().unwrap());
+    node.logs().await.get_log(request).await.unwrap();
+    let _ = earlier.await.unwrap();
+}
+
+#[tokio::test]
 async fn ring_that_someone_replaced_in_the_bucket_is_named_until_it_is_gone() {
     let store = Store::start();
     let keys = Keys::new();

@@ -335,6 +335,25 @@ async fn session_that_waits_for_its_rate_ends_with_its_token() {
 }
 
 #[tokio::test]
+async fn session_that_waits_for_its_rate_ends_with_its_right() {
+    let (file, [a, ..], daemon) = started("appends_per_second = 1");
+    let (mut slow, sending) = waiting_session(&daemon, &a).await;
+    change(&file, &daemon, "[\"append\", ", "[");
+    let (acked, end) = timeout(SOON, slow.rest()).await.unwrap();
+    assert_eq!(acked, [0u64; 0]);
+    let told = Told::of(&end.unwrap_err());
+    assert_eq!(
+        (
+            told.reason.as_str(),
+            told.fact("request_id"),
+            told.fact("outcome")
+        ),
+        ("NOT_ALLOWED", "2", "NOT_APPLIED")
+    );
+    sending.abort();
+}
+
+#[tokio::test]
 async fn session_that_waits_for_its_rate_does_not_hold_up_the_stop() {
     let (_file, [a, ..], daemon) = started("appends_per_second = 1");
     let (mut slow, sending) = waiting_session(&daemon, &a).await;
