@@ -59,9 +59,11 @@ mod token;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tonic::Status;
 use wald_proto::v1::Reason;
@@ -92,6 +94,9 @@ pub(crate) use tenant::{Amount, ConnectionTenants, CountedUse, OverRate, TenantU
 use token::PresentedToken;
 pub(crate) use token::TokenId;
 
+/// Shortest time between two reports that the clock of credentials is ahead of the system's.
+const LEAD_EVERY: Duration = Duration::from_secs(60);
+
 /// Knows the callers.
 #[derive(Clone)]
 pub(crate) enum Authority {
@@ -111,12 +116,45 @@ pub(crate) struct FileAuthority {
 
 /// The system's clock, without its jumps back: a credential that has expired stays so.
 #[derive(Debug, Default)]
-struct ExpiryClock(AtomicI64);
+struct ExpiryClock {
+    /// Latest time of the system's clock, microseconds since 1970.
+    latest: AtomicI64,
+    /// Time at which the log had a line about its lead.
+    reported: Mutex<Option<Instant>>,
+}
 
 impl ExpiryClock {
     fn now(&self) -> Timestamp {
         let now = SystemClock.now().micros();
-        Timestamp::from_micros(self.0.fetch_max(now, Ordering::Relaxed).max(now))
+        Timestamp::from_micros(self.latest.fetch_max(now, Ordering::Relaxed).max(now))
+    }
+
+    /// Reports a credential that has expired at this time by this clock alone: without a restart it is never accepted again.
+    fn report_lead(&self, expired: Timestamp) {
+        if let Some(lead) = self.lead(expired, SystemClock.now()) {
+            tracing::error!(
+                lead_seconds = lead.as_secs(),
+                "credentials are refused that have not expired: the system's clock was ahead, and the clock that judges \
+                 credentials never goes back; restart the daemon"
+            );
+        }
+    }
+
+    /// The lead over the system's clock if the credential has not expired by that. At most once in a while.
+    fn lead(&self, expired: Timestamp, system: Timestamp) -> Option<Duration> {
+        let since = |earlier: i64, later: i64| {
+            Duration::from_micros(u64::try_from(later.saturating_sub(earlier)).unwrap_or(0))
+        };
+        // A step of the clock that is shorter ends on its own.
+        if since(system.micros(), expired.micros()) < LEAD_EVERY {
+            return None;
+        }
+        let mut reported = self.reported.lock();
+        if reported.is_some_and(|at| at.elapsed() < LEAD_EVERY) {
+            return None;
+        }
+        *reported = Some(Instant::now());
+        Some(since(system.micros(), self.latest.load(Ordering::Relaxed)))
     }
 }
 
@@ -525,7 +563,10 @@ impl FileAuthority {
         };
         let (principal, expires) = known.map_err(|(fault, why)| match fault {
             TokenFault::Bad => (Unknown::Bad, why),
-            TokenFault::Expired(at) => (Unknown::Expired(at), why),
+            TokenFault::Expired(at) => {
+                self.clock.report_lead(at);
+                (Unknown::Expired(at), why)
+            }
             TokenFault::NoKeys => (Unknown::NoKeys, why),
         })?;
         // With a certificate the token is worth nothing to a thief who has another certificate.
@@ -577,4 +618,26 @@ fn bearer(value: &HeaderValue) -> Result<&[u8], RefusedCredential> {
     let token = scheme.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
     let token = token.map(|(_, token)| token);
     token.ok_or_else(|| RefusedCredential::malformed("authorization is not `Bearer TOKEN`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lead_of_the_clock_is_reported_once_where_it_alone_refuses() {
+        const SECOND: i64 = 1_000_000;
+        const DAY: i64 = 86_400 * SECOND;
+        let clock = ExpiryClock::default();
+        let now = clock.now();
+        let after = |micros| now.saturating_add_micros(micros);
+        clock.latest.fetch_add(365 * DAY, Ordering::Relaxed);
+        assert_eq!(clock.now(), after(365 * DAY));
+        // Expired by both clocks, or a second ago by one.
+        assert_eq!(clock.lead(after(-DAY), now), None);
+        assert_eq!(clock.lead(after(SECOND), now), None);
+        let year = Duration::from_secs(365 * 86_400);
+        assert_eq!(clock.lead(after(30 * DAY), now), Some(year));
+        assert_eq!(clock.lead(after(30 * DAY), now), None);
+    }
 }
