@@ -28,6 +28,9 @@ const LIVE_TOKENS: usize = 2;
 /// Maximum number of issuers of JWTs. The daemon keeps up to 1 MiB of keys for each.
 const MOST_ISSUERS: usize = 16;
 
+/// First characters of a token of Wald, and of a JWT: `{"` in base64url.
+pub(super) const TOKEN_STARTS: [&str; 2] = [token::START, "eyJ"];
+
 /// The file as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -188,14 +191,20 @@ pub(super) struct Earlier<'a> {
 /// # Errors
 /// A sentence with the place of the first fault.
 pub(super) fn check(text: &str, earlier: &Earlier<'_>) -> Result<CheckedFile, String> {
+    let mut checked = check_text(text, earlier).map_err(|why| without_tokens(&why))?;
+    for warning in &mut checked.warnings {
+        *warning = without_tokens(warning);
+    }
+    Ok(checked)
+}
+
+/// Checks the text. Sentences may repeat tokens that stand in the wrong place.
+fn check_text(text: &str, earlier: &Earlier<'_>) -> Result<CheckedFile, String> {
     let file: AuthFile = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(0, |span| {
             text[..span.start.min(text.len())].matches('\n').count() + 1
         });
-        format!(
-            "line {line}: {}",
-            without_tokens(first_line(error.message()))
-        )
+        format!("line {line}: {}", first_line(error.message()))
     })?;
     let mut checked = CheckedFile {
         rules: FileRules {
@@ -227,12 +236,9 @@ pub(super) fn check(text: &str, earlier: &Earlier<'_>) -> Result<CheckedFile, St
 fn without_tokens(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
-    // A JWT begins with `{"` in base64url.
     let begins = |rest: &str| {
-        [rest.find(token::START), rest.find("eyJ")]
-            .into_iter()
-            .flatten()
-            .min()
+        let starts = TOKEN_STARTS.map(|start| rest.find(start));
+        starts.into_iter().flatten().min()
     };
     while let Some(at) = begins(rest) {
         let (before, from) = rest.split_at(at);

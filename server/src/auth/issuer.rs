@@ -7,6 +7,7 @@ use std::sync::Arc;
 use http::Uri;
 use serde::Deserialize;
 
+use super::file::TOKEN_STARTS;
 use super::jwks::{Algorithm, KEY_SET_BYTES, KeySet, ParsedKeys};
 use super::rules::Principal;
 use crate::offline::escaped;
@@ -81,6 +82,20 @@ impl Issuer {
                 "{at}: algorithms is empty; list those that the issuer signs with, such as [\"RS256\"]"
             ));
         }
+        for (key, path) in [
+            ("jwks_file", &table.jwks_file),
+            ("jwks_ca", &table.jwks_ca),
+            ("jwks_token_file", &table.jwks_token_file),
+        ] {
+            let text = path.as_ref().and_then(|path| path.to_str());
+            let is_token = |text: &str| TOKEN_STARTS.iter().any(|start| text.starts_with(start));
+            // The fault of a file repeats its path.
+            if text.is_some_and(is_token) {
+                return Err(format!(
+                    "{at}: {key}: expected the path of a file, and not a token"
+                ));
+            }
+        }
         let has_more = table.jwks_ca.is_some() || table.jwks_token_file.is_some();
         let source = match (&table.jwks_file, &table.jwks_url) {
             (Some(_), None) if has_more => {
@@ -91,7 +106,11 @@ impl Issuer {
             (Some(path), None) => KeySource::File(path.clone()),
             (None, Some(url)) => KeySource::Url(KeyUrl {
                 url: https(url).ok_or_else(|| {
-                    format!("{at}: jwks_url: expected https://HOST/PATH, and not {url:?}")
+                    // The value may have a password.
+                    format!(
+                        "{at}: jwks_url: expected https://HOST/PATH without a name and a password; if the server requires a \
+                         token, name its file as jwks_token_file"
+                    )
                 })?,
                 ca: table.jwks_ca.clone(),
                 token: table.jwks_token_file.clone(),

@@ -129,7 +129,12 @@ fn faulty_file_is_refused_in_one_sentence_by_start_and_check_alike() {
 #[test]
 fn token_put_in_place_of_its_digest_is_not_repeated() {
     let token = AuthFile::new(COMPANY).token("root");
+    let issuer = "[jwt.a]\nissuer = \"https://issuer.test\"\naudience = \"wald\"\nalgorithms = [\"RS256\"]\n";
     for text in [
+        format!("[principal.a]\ncert = [\"{token}\"]"),
+        format!("[principal.a]\nallow = [{{ do = [\"{token}\"], logs = \"\" }}]"),
+        format!("{issuer}jwks_url = \"https://user:{token}@issuer.test/keys\""),
+        format!("{issuer}jwks_url = \"https://issuer.test/keys\"\njwks_token_file = \"{token}\""),
         format!("[principal.a]\ntoken = [\"{token}\"]"),
         format!("[principal.a]\ntoken = [\"abcdefgh {token} 2027-01-01\"]"),
         format!("[principal.a]\ntoken = \"{token}\""),
@@ -141,6 +146,31 @@ fn token_put_in_place_of_its_digest_is_not_repeated() {
         assert_eq!(checked.status.code(), Some(78), "{said}");
         assert!(!said.contains("wald1_"), "{said}");
     }
+    // A warning may have it, too.
+    let text = format!("[principal.a]\nallow = [{{ do = [\"read\"], logs = \"{token}\" }}]");
+    let checked = output(
+        wald()
+            .args(["token", "check"])
+            .arg(AuthFile::new(&text).path()),
+    );
+    let said = String::from_utf8(checked.stderr).unwrap();
+    assert!(said.contains("logs = \"(a token)\""), "{said}");
+    assert!(!said.contains("wald1_"), "{said}");
+}
+
+#[test]
+fn password_in_a_url_is_not_repeated() {
+    let file = AuthFile::new(
+        "[jwt.a]\nissuer = \"a\"\naudience = \"wald\"\nalgorithms = [\"RS256\"]\n\
+         jwks_url = \"https://user:secret@issuer.test/keys\"\n",
+    );
+    let checked = output(wald().args(["token", "check"]).arg(file.path()));
+    let said = String::from_utf8(checked.stderr).unwrap();
+    assert_eq!(checked.status.code(), Some(78), "{said}");
+    assert!(
+        said.contains("jwks_token_file") && !said.contains("secret"),
+        "{said}"
+    );
 }
 
 #[test]
