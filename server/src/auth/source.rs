@@ -64,13 +64,14 @@ pub(super) fn check_all(path: &Path, contents: &[u8]) -> Result<Vec<String>, Fau
 /// Keys of issuers, by the claim `iss`.
 type IssuerKeys = BTreeMap<String, Arc<KeySet>>;
 
-/// Reads the files of issuers that have no keys of their source in force yet. Later `jwks_file` and `jwks_url` alone
-/// change the keys: a fault of theirs must not keep the rest of `auth_file` from coming into force.
+/// Reads the files of issuers whose source is new. Later `jwks_file` and `jwks_url` alone change the keys: a fault of
+/// theirs must not keep the rest of `auth_file` from coming into force.
 fn first_keys(file: &FileRules, in_force: &Rules) -> Result<IssuerKeys, Fault> {
     let mut first = IssuerKeys::new();
     for (iss, issuer) in &file.issuers {
+        let earlier = in_force.file.issuers.get(iss);
         match &issuer.source {
-            source if in_force.keys_from(iss, source).is_some() => {}
+            source if earlier.is_some_and(|earlier| earlier.source == *source) => {}
             KeySource::File(path) => {
                 let parsed = parse_keys(path, &read_keys(path)?)?;
                 warn_of_left_out(&issuer.name, &parsed.left_out);

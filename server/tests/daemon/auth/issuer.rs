@@ -252,6 +252,27 @@ async fn start_without_the_issuer_serves_others_and_its_clients_wait() {
 }
 
 #[tokio::test]
+async fn revocation_comes_into_force_while_an_issuer_has_no_keys_yet() {
+    let server = IssuerServer::start(&[]);
+    let file = server.file("");
+    let bearer = file.write_beside("api-token", "the.api.token\n");
+    let line = format!("jwks_token_file = \"{}\"\n", bearer.display());
+    file.write(&(file.text() + &line));
+    let root = file.token("root");
+    server.say(Vec::new());
+    let daemon = file.start(&[]);
+    let mut client = wal(&daemon, &root).await;
+    client.append(append("a", "x")).await.unwrap();
+    // A volume of secrets loses the file.
+    std::fs::remove_file(bearer).unwrap();
+    assert!(file.command(&["revoke", &root[6..14]]).status.success());
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log("the changed auth_file is in force");
+    let refused = client.append(append("a", "x")).await.unwrap_err();
+    assert_eq!(Told::of(&refused).reason, "BAD_CREDENTIAL");
+}
+
+#[tokio::test]
 async fn keys_of_a_source_end_with_it() {
     let signer = Signer::new("key", "RS256");
     let server = IssuerServer::start(&[&signer]);
