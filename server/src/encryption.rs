@@ -285,8 +285,14 @@ impl ReloadedFiles for KekFile {
         digests.into_iter().collect()
     }
 
-    fn put_in_force(&mut self, text: &Self::Contents, _: &Self::Contents) -> Result<(), Fault> {
-        self.take(text).map_err(|refused| self.fault(&refused))
+    fn put_in_force(
+        &mut self,
+        text: Self::Contents,
+        in_force: &mut Self::Contents,
+    ) -> Result<(), Fault> {
+        self.take(&text).map_err(|refused| self.fault(&refused))?;
+        *in_force = text;
+        Ok(())
     }
 }
 

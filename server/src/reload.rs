@@ -167,14 +167,15 @@ pub(crate) trait ReloadedFiles: Send + 'static {
     /// The setting of each file, and the digest of its contents ([`digest`]).
     fn digests(&self, contents: &Self::Contents) -> Vec<(Cow<'static, str>, String)>;
 
-    /// Checks the contents, and puts them in force instead of `earlier`.
+    /// Checks the contents, and puts them in force. `in_force` has the earlier contents before, and all that are in force
+    /// afterwards.
     ///
     /// # Errors
     /// With the first fault. The file with the fault has no effect then.
     fn put_in_force(
         &mut self,
-        contents: &Self::Contents,
-        earlier: &Self::Contents,
+        contents: Self::Contents,
+        in_force: &mut Self::Contents,
     ) -> Result<(), Fault>;
 }
 
@@ -263,9 +264,18 @@ impl<F: ReloadedFiles> Reloader<F> {
         let Some(contents) = self.read_changed()? else {
             return Ok(false);
         };
-        self.files.put_in_force(&contents, &self.contents)?;
-        self.contents = contents;
-        Ok(true)
+        let before = self.files.digests(&self.contents);
+        let result = self.files.put_in_force(contents, &mut self.contents);
+        // Files next to one with a fault may have come into force.
+        if result.is_err() && self.files.digests(&self.contents) != before {
+            self.report_in_force();
+        }
+        result.map(|()| true)
+    }
+
+    fn report_in_force(&self) {
+        self.record_reload(Ok(()));
+        tracing::info!("{}", F::KIND.in_force());
     }
 }
 
@@ -288,8 +298,7 @@ impl<F: ReloadedFiles> Reload for Reloader<F> {
         match twice(|| self.try_reload()) {
             Ok(changed) => {
                 if changed || self.fault.is_some() {
-                    self.record_reload(Ok(()));
-                    tracing::info!("{}", F::KIND.in_force());
+                    self.report_in_force();
                 }
                 self.fault = None;
                 self.measure();
@@ -361,8 +370,13 @@ mod tests {
             Vec::new()
         }
 
-        fn put_in_force(&mut self, contents: &&'static str, _: &&'static str) -> Result<(), Fault> {
+        fn put_in_force(
+            &mut self,
+            contents: &'static str,
+            in_force: &mut &'static str,
+        ) -> Result<(), Fault> {
             self.in_force.push(contents);
+            *in_force = contents;
             Ok(())
         }
     }

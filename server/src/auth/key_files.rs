@@ -36,9 +36,8 @@ impl KeyFiles {
         metrics: &ReloadMetrics,
     ) -> Result<Reloader<Self>, Fault> {
         Reloader::start(metrics, || {
-            let mut files = Self(rules.clone());
-            let contents = files.read()?;
-            files.put_in_force(&contents, &BTreeMap::new())?;
+            let (mut files, mut contents) = (Self(rules.clone()), BTreeMap::new());
+            files.put_in_force(files.read()?, &mut contents)?;
             Ok((files, contents))
         })
     }
@@ -78,7 +77,16 @@ impl ReloadedFiles for KeyFiles {
             .collect()
     }
 
-    fn put_in_force(&mut self, contents: &Self::Contents, _: &Self::Contents) -> Result<(), Fault> {
+    fn put_in_force(
+        &mut self,
+        contents: Self::Contents,
+        in_force: &mut Self::Contents,
+    ) -> Result<(), Fault> {
+        // Keys of an earlier source have ended with it.
+        in_force.retain(|name, earlier| {
+            let now = contents.get(name);
+            now.is_some_and(|now| now.issuer == earlier.issuer && now.path == earlier.path)
+        });
         let mut result = Ok(());
         for (name, file) in contents {
             let bytes = file.contents.as_ref().map_err(Fault::clone);
@@ -88,8 +96,9 @@ impl ReloadedFiles for KeyFiles {
                     let source = KeySource::File(file.path.clone());
                     let set = |rules: &mut _| Rules::set_keys(rules, &file.issuer, &source, keys);
                     if self.0.send_if_modified(set) {
-                        source::warn_of_left_out(name, &parsed.left_out);
+                        source::warn_of_left_out(&name, &parsed.left_out);
                     }
+                    in_force.insert(name, file);
                 }
                 Err(fault) => result = result.and(Err(fault)),
             }

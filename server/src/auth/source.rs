@@ -106,37 +106,38 @@ impl ReloadedFiles for AuthSource {
         vec![("auth_file".into(), digest(contents))]
     }
 
-    fn put_in_force(&mut self, contents: &Vec<u8>, _: &Vec<u8>) -> Result<(), Fault> {
-        let in_force = Arc::clone(&self.rules.borrow());
+    fn put_in_force(&mut self, contents: Vec<u8>, in_force: &mut Vec<u8>) -> Result<(), Fault> {
+        let before = Arc::clone(&self.rules.borrow());
         let earlier = Earlier {
-            rules: &in_force.file,
+            rules: &before.file,
             read_places: self.read_places,
         };
-        let CheckedFile { rules, warnings } = checked(&self.path, contents, &earlier)?;
-        if in_force.file.has_principals && !rules.has_principals {
+        let CheckedFile { rules, warnings } = checked(&self.path, &contents, &earlier)?;
+        if before.file.has_principals && !rules.has_principals {
             let why = "it has no [principal.NAME] any more, as a file that is half written; to lock the last principal out, \
                        keep its table and remove its credentials";
             return Err(Fault::new("auth_file", &self.path, why));
         }
-        let first = first_keys(&rules, &in_force)?;
+        let first = first_keys(&rules, &before)?;
         for warning in warnings {
             tracing::warn!(path = %self.path.display(), "auth_file: {warning}");
         }
         rules.limit_tenants();
         let file = Arc::new(rules);
-        self.rules.send_modify(|in_force| {
+        self.rules.send_modify(|known| {
             // A fetch may have changed them since then. Keys of an earlier source end here.
             let keys = file.issuers.iter().filter_map(|(iss, issuer)| {
-                let kept = in_force.keys_from(iss, &issuer.source);
+                let kept = known.keys_from(iss, &issuer.source);
                 let keys = kept.or_else(|| first.get(iss))?;
                 Some((iss.clone(), Arc::clone(keys)))
             });
-            *in_force = Arc::new(Rules {
+            *known = Arc::new(Rules {
                 keys: keys.collect(),
-                generation: in_force.generation + 1,
+                generation: known.generation + 1,
                 file: Arc::clone(&file),
             });
         });
+        *in_force = contents;
         Ok(())
     }
 }
@@ -187,13 +188,13 @@ pub(crate) fn start(
     let path = Path::new(&config.auth_file);
     let sentence = |fault: Fault| fault.to_string();
     let file = Reloader::start(&metrics.reloads, || {
-        let contents = read(path)?;
         let mut source = AuthSource {
             path: path.to_owned(),
             rules: watch::channel(Arc::new(Rules::default())).0,
             read_places: (config.reader_threads / 2).max(1),
         };
-        source.put_in_force(&contents, &Vec::new())?;
+        let mut contents = Vec::new();
+        source.put_in_force(read(path)?, &mut contents)?;
         Ok((source, contents))
     });
     let file = file.map_err(sentence)?;

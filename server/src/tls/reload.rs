@@ -36,15 +36,16 @@ impl ReloadedFiles for TlsSource {
         contents.digests()
     }
 
-    fn put_in_force(&mut self, contents: &Contents, earlier: &Contents) -> Result<(), Fault> {
-        let generation = match contents.verifies_clients_as(earlier) {
+    fn put_in_force(&mut self, contents: Contents, in_force: &mut Contents) -> Result<(), Fault> {
+        let generation = match contents.verifies_clients_as(in_force) {
             true => self.generation,
             false => self.generation + 1,
         };
-        let checked = (self.files).check(contents, generation, SystemTime::now())?;
+        let checked = (self.files).check(&contents, generation, SystemTime::now())?;
         self.generation = generation;
         report(&self.metrics, &checked);
         self.state.send_replace(Arc::new(checked.state));
+        *in_force = contents;
         Ok(())
     }
 }

@@ -295,6 +295,33 @@ async fn broken_key_file_keeps_the_keys_and_blocks_no_other_change() {
     assert!(file.command(&["revoke", &root[6..14]]).status.success());
 }
 
+/// The audit log shows which keys counted at any time.
+#[tokio::test]
+async fn keys_next_to_a_broken_file_come_into_force_with_their_line() {
+    let signer = Signer::new("key", "RS256");
+    let file = file_of(&[&signer]);
+    let other = file.write_beside("other.json", &key_set(&[&signer]));
+    file.write(&format!(
+        "{}[jwt.other]\nissuer = \"https://other\"\naudience = \"wald\"\njwks_file = \"{}\"\n\
+         algorithms = [\"RS256\"]\n",
+        file.text(),
+        other.display()
+    ));
+    let audit = AuditFile::new(&file);
+    let daemon = file.start(&[&audit.argument()]);
+    file.write_beside("jwks.json", "");
+    audit.reloads_with(&daemon, "it is no key set").await;
+    let keys = key_set(&[&Signer::new("next", "RS256")]);
+    file.write_beside("other.json", &keys);
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, keys.as_bytes());
+    let digest: String = (digest.as_ref().iter())
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let in_force = format!("\"jwt.other.jwks_file\":\"sha256:{digest}\"");
+    audit.reloads_with(&daemon, &in_force).await;
+    daemon.wait_for_log("the changed files of jwks_file are in force");
+}
+
 #[tokio::test]
 async fn rust_client_sends_the_jwt_of_its_token_file_and_reads_the_next() {
     let signer = Signer::new("key", "ES256");
