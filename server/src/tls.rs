@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! files ──every 10 s, SIGHUP──▶ thread wald-reload: changed? ─▶ checked ─▶ TlsState in force
-//!                                                       │ a fault: the old state stays,
+//!                                                       │ a fault: the earlier files stay,
 //!                                                       ▼ a log line and a metric
 //! connection: ClientHello ─▶ a turn (8 at a time on an event loop) ─▶ handshake with the state in force
 //!             open, with a client certificate: verified again with each new CA and CRL, and when it expires

@@ -231,7 +231,7 @@ def swaps(directory):
             thread.join()
         expect("good files come into force, and bad ones never", right, f"{failures} bad ones")
         expect("no call failed", not failed_calls and min(called) > 5, f"{sum(called)} calls; {failed_calls[:1]}")
-        faults_logged = [line for line in daemon.lines if "the files of TLS cannot be used" in line]
+        faults_logged = [line for line in daemon.lines if "a file of TLS cannot be used" in line]
         expect("each fault is an error line with its file", len(faults_logged) >= 3 and all('"ERROR"' in line and "server." in line for line in faults_logged),
                len(faults_logged))
         # Without a signal, within 10 s.

@@ -47,7 +47,7 @@ impl FileKind {
     /// The log of the daemon after a fault.
     pub(crate) fn unusable(self) -> &'static str {
         match self {
-            Self::Tls => "the files of TLS cannot be used; the earlier ones stay in force",
+            Self::Tls => "a file of TLS cannot be used; the earlier one stays in force",
             Self::Auth => "auth_file cannot be used; the earlier one stays in force",
             Self::JwksFile => "a jwks_file cannot be used; its earlier keys stay in force",
             Self::JwksUrl => {

@@ -15,25 +15,12 @@ use x509_cert::name::Name;
 use x509_cert::spki::{ObjectIdentifier, SubjectPublicKeyInfoOwned};
 
 use super::clients::ClientVerifier;
-use super::files::{Contents, TlsFiles};
+use super::files::{ClientContents, ServerContents, TlsFiles};
 use super::pem::PemKind;
 use super::revocation::{RevocationLists, is_version_1};
 use super::{TlsPort, TlsState};
 use crate::config::ClientAuth;
 use crate::reload::Fault;
-
-/// Contents that passed, ready for handshakes.
-pub(super) struct CheckedFiles {
-    pub(super) state: TlsState,
-    /// Time at which the first certificate of the server's chain expires.
-    pub(super) server_expires: SystemTime,
-    /// Time at which the first CA certificate for clients expires.
-    pub(super) client_ca_expires: Option<SystemTime>,
-    /// Time by which the first revocation list promises a newer one.
-    pub(super) client_crl_expires: Option<SystemTime>,
-    /// A sentence for each certificate or list that is of no use, with its setting.
-    pub(super) warnings: Vec<String>,
-}
 
 /// Minimum bits of an RSA key. rustls makes and verifies no signature with a shorter one.
 const RSA_BITS: usize = 2048;
@@ -45,12 +32,26 @@ const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1
 const BAD_KEY: &str = "the key is damaged or of another kind than RSA (2048 to 8192 bits), ECDSA (P-256, P-384, P-521) \
                        and Ed25519; `openssl pkey -noout -text` with -in and the file shows its kind";
 
-/// The chain of the server with its key.
-struct CertifiedServer {
+/// The server's own files that passed: its chain with its key.
+pub(super) struct CheckedServer {
     certified: Arc<SingleCertAndKey>,
-    /// Time at which its first certificate expires.
-    expires: SystemTime,
-    warnings: Vec<String>,
+    /// Time at which the first certificate of the chain expires.
+    pub(super) expires: SystemTime,
+    /// A sentence for each certificate that is of no use, with its setting.
+    pub(super) warnings: Vec<String>,
+}
+
+/// The files about clients that passed.
+pub(super) struct CheckedClients {
+    /// `None`: no client is asked for a certificate.
+    grpc: Option<ClientVerifier>,
+    http: Option<ClientVerifier>,
+    /// Time at which the first CA certificate expires.
+    pub(super) ca_expires: Option<SystemTime>,
+    /// Time by which the first revocation list promises a newer one.
+    pub(super) crl_expires: Option<SystemTime>,
+    /// A sentence for each certificate or list that is of no use, with its setting.
+    pub(super) warnings: Vec<String>,
 }
 
 /// The roots for clients.
@@ -64,52 +65,61 @@ struct Roots {
 }
 
 impl TlsFiles {
-    /// Checks the contents: the key belongs to the certificate, each certificate is valid now and issued by the next
-    /// one, and the CA of clients is not empty.
+    /// The terms of new handshakes.
+    ///
+    /// # Errors
+    /// If the settings allow no handshake.
+    pub(super) fn state(
+        &self,
+        server: &CheckedServer,
+        clients: &CheckedClients,
+        generation: u64,
+    ) -> Result<TlsState, Fault> {
+        let config = |port, verifier: &Option<ClientVerifier>| {
+            self.server_config(port, &server.certified, verifier.as_ref())
+                .map_err(|error| Fault::new("tls_cert", &self.certificate, error))
+        };
+        Ok(TlsState {
+            grpc: config(TlsPort::Grpc, &clients.grpc)?,
+            http: config(TlsPort::Http, &clients.http)?,
+            clients: clients.grpc.clone(),
+            generation,
+        })
+    }
+
+    /// Checks that the CA of clients is not empty, and that each revocation list is of use.
     ///
     /// # Errors
     /// With the first fault.
-    pub(super) fn check(
+    pub(super) fn check_clients(
         &self,
-        contents: &Contents,
-        generation: u64,
+        contents: &ClientContents,
         now: SystemTime,
-    ) -> Result<CheckedFiles, Fault> {
-        let certified = self.certified(contents, now)?;
-        let CertifiedServer {
-            certified,
-            expires,
-            mut warnings,
-        } = certified;
+    ) -> Result<CheckedClients, Fault> {
         let roots = match &self.client_ca {
             Some(path) => Some(
-                roots(&contents.client_ca, now)
-                    .map_err(|why| Fault::new("tls_client_ca", path, why))?,
+                roots(&contents.ca, now).map_err(|why| Fault::new("tls_client_ca", path, why))?,
             ),
             None => None,
         };
         let lists = match (&roots, &self.client_crl) {
             (Some(roots), Some(path)) => self
-                .revocations(&contents.client_crl, roots)
+                .revocations(&contents.crl, roots)
                 .map_err(|why| Fault::new("tls_client_crl", path, why))?,
             _ => RevocationLists::default(),
         };
         let lists = Arc::new(lists);
         let required = self.client_auth == ClientAuth::Require;
-        let for_grpc = self.verifier(roots.as_ref(), &lists, required)?;
-        let for_http = self.verifier(roots.as_ref(), &lists, false)?;
-        let config = |port, clients: Option<&ClientVerifier>| {
-            (self.server_config(port, &certified, clients))
-                .map_err(|error| Fault::new("tls_cert", &self.certificate, error))
-        };
         let left_out = roots.iter().flat_map(|roots| &roots.left_out);
-        warnings.extend(left_out.map(|why| format!("tls_client_ca: {why}")));
-        let mut client_crl_expires: Option<SystemTime> = None;
+        let mut warnings: Vec<String> = left_out
+            .map(|why| format!("tls_client_ca: {why}"))
+            .collect();
+        let mut crl_expires: Option<SystemTime> = None;
         for facts in &lists.facts {
             let Some(next) = facts.next_update else {
                 continue;
             };
-            client_crl_expires = Some(client_crl_expires.map_or(next, |first| first.min(next)));
+            crl_expires = Some(crl_expires.map_or(next, |first| first.min(next)));
             // To refuse all clients of the CA would be worse.
             if next <= now {
                 warnings.push(format!(
@@ -120,22 +130,24 @@ impl TlsFiles {
                 ));
             }
         }
-        Ok(CheckedFiles {
-            state: TlsState {
-                grpc: config(TlsPort::Grpc, for_grpc.as_ref())?,
-                http: config(TlsPort::Http, for_http.as_ref())?,
-                clients: for_grpc,
-                generation,
-            },
-            server_expires: expires,
-            client_ca_expires: roots.as_ref().map(|roots| roots.expires),
-            client_crl_expires,
+        Ok(CheckedClients {
+            grpc: self.verifier(roots.as_ref(), &lists, required)?,
+            http: self.verifier(roots.as_ref(), &lists, false)?,
+            ca_expires: roots.as_ref().map(|roots| roots.expires),
+            crl_expires,
             warnings,
         })
     }
 
-    /// The chain of the server with its key.
-    fn certified(&self, contents: &Contents, now: SystemTime) -> Result<CertifiedServer, Fault> {
+    /// Checks that the key belongs to the certificate, and that each certificate is valid now and issued by the next one.
+    ///
+    /// # Errors
+    /// With the first fault.
+    pub(super) fn check_server(
+        &self,
+        contents: &ServerContents,
+        now: SystemTime,
+    ) -> Result<CheckedServer, Fault> {
         let of_certificate = |why: String| Fault::new("tls_cert", &self.certificate, why);
         let of_key = |why: String| Fault::new("tls_key", &self.key, why);
         let chain = certificates(&contents.certificate).map_err(of_certificate)?;
@@ -148,7 +160,7 @@ impl TlsFiles {
         let chain = chain.into_iter().map(|certificate| certificate.der);
         let certified = CertifiedKey::new(chain.collect(), key);
         match certified.keys_match() {
-            Ok(()) => Ok(CertifiedServer {
+            Ok(()) => Ok(CheckedServer {
                 certified: Arc::new(certified.into()),
                 expires,
                 warnings,

@@ -1,7 +1,7 @@
 //! The files of TLS: their settings, and their contents as bytes.
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -31,33 +31,43 @@ pub(super) struct TlsFiles {
     pub(super) versions: &'static [&'static SupportedProtocolVersion],
 }
 
-/// Contents of all files.
-#[derive(Clone, PartialEq, Eq)]
+/// Contents of all files. A fault in one half has no effect on the other one: a certificate of the server that cannot be
+/// renewed must not keep a revoked client in.
+#[derive(PartialEq, Eq)]
 pub(crate) struct Contents {
+    pub(super) server: Result<ServerContents, Fault>,
+    pub(super) clients: Result<ClientContents, Fault>,
+}
+
+/// Contents of the server's own files.
+#[derive(PartialEq, Eq)]
+pub(super) struct ServerContents {
     pub(super) certificate: Vec<u8>,
     pub(super) key: Vec<u8>,
-    pub(super) client_ca: Vec<u8>,
-    pub(super) client_crl: Vec<u8>,
+}
+
+/// Contents of the files that decide about clients. They are empty without a setting.
+#[derive(PartialEq, Eq)]
+pub(super) struct ClientContents {
+    pub(super) ca: Vec<u8>,
+    pub(super) crl: Vec<u8>,
 }
 
 impl Contents {
     /// The digest of each file that there is. The one of a key gives nothing away: a key has too many bits to guess.
     pub(super) fn digests(&self) -> Vec<(Cow<'static, str>, String)> {
-        let files = [
-            ("tls_cert", &self.certificate),
-            ("tls_key", &self.key),
-            ("tls_client_ca", &self.client_ca),
-            ("tls_client_crl", &self.client_crl),
-        ];
-        let present = files.into_iter().filter(|(_, bytes)| !bytes.is_empty());
+        let server = self
+            .server
+            .iter()
+            .flat_map(|files| [("tls_cert", &files.certificate), ("tls_key", &files.key)]);
+        let clients = self
+            .clients
+            .iter()
+            .flat_map(|files| [("tls_client_ca", &files.ca), ("tls_client_crl", &files.crl)]);
+        let present = server.chain(clients).filter(|(_, bytes)| !bytes.is_empty());
         present
             .map(|(setting, bytes)| (setting.into(), digest(bytes)))
             .collect()
-    }
-
-    /// Whether the certificates of clients are verified by the same CA and CRL.
-    pub(super) fn verifies_clients_as(&self, other: &Self) -> bool {
-        self.client_ca == other.client_ca && self.client_crl == other.client_crl
     }
 }
 
@@ -90,20 +100,33 @@ impl TlsFiles {
     }
 
     /// Reads all files.
+    pub(super) fn read(&self) -> Contents {
+        Contents {
+            server: self.read_server(),
+            clients: self.read_clients(),
+        }
+    }
+
+    /// Reads the server's own files.
     ///
     /// # Errors
     /// With the first file that cannot be read, is too large, or is a key that every user can read.
-    pub(super) fn read(&self) -> Result<Contents, Fault> {
-        let public = |setting, path: &Path, most| read_file(setting, path, most, Secrecy::Public);
-        let optional = |setting, path: &Option<PathBuf>, most| match path {
-            Some(path) => public(setting, path, most),
+    pub(super) fn read_server(&self) -> Result<ServerContents, Fault> {
+        let (path, most) = (&self.certificate, CERTIFICATE_BYTES);
+        Ok(ServerContents {
+            certificate: read_file("tls_cert", path, most, Secrecy::Public)?,
+            key: read_file("tls_key", &self.key, most, Secrecy::Secret)?,
+        })
+    }
+
+    fn read_clients(&self) -> Result<ClientContents, Fault> {
+        let read = |setting, path: &Option<PathBuf>, most| match path {
+            Some(path) => read_file(setting, path, most, Secrecy::Public),
             None => Ok(Vec::new()),
         };
-        Ok(Contents {
-            certificate: public("tls_cert", &self.certificate, CERTIFICATE_BYTES)?,
-            key: read_file("tls_key", &self.key, CERTIFICATE_BYTES, Secrecy::Secret)?,
-            client_ca: optional("tls_client_ca", &self.client_ca, CERTIFICATE_BYTES)?,
-            client_crl: optional("tls_client_crl", &self.client_crl, CRL_BYTES)?,
+        Ok(ClientContents {
+            ca: read("tls_client_ca", &self.client_ca, CERTIFICATE_BYTES)?,
+            crl: read("tls_client_crl", &self.client_crl, CRL_BYTES)?,
         })
     }
 }

@@ -33,7 +33,8 @@ impl PeerTls {
             Some(path) => roots_of("peer_ca", path).map_err(|fault| fault.to_string())?,
             None => system_roots("peer_ca")?,
         };
-        let contents = self.files.read().map_err(|fault| fault.to_string())?;
+        let contents = self.files.read_server();
+        let contents = contents.map_err(|fault| fault.to_string())?;
         let chain = PemKind::Certificate.items::<CertificateDer<'static>>(&contents.certificate)?;
         let chain = chain.into_iter().map(|found| found.item).collect();
         let key: PrivateKeyDer<'static> = PemKind::Key.first(&contents.key)?;

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use tokio::sync::watch;
 
-use super::check::CheckedFiles;
+use super::check::{CheckedClients, CheckedServer};
 use super::files::{Contents, TlsFiles};
 use super::{TlsAcceptor, TlsPort, TlsState};
 use crate::config::Config;
@@ -21,6 +21,8 @@ pub(crate) struct TlsSource {
     files: TlsFiles,
     metrics: TlsMetrics,
     generation: u64,
+    server: CheckedServer,
+    clients: CheckedClients,
     state: watch::Sender<Arc<TlsState>>,
 }
 
@@ -29,7 +31,7 @@ impl ReloadedFiles for TlsSource {
     type Contents = Contents;
 
     fn read(&self) -> Result<Contents, Fault> {
-        self.files.read()
+        Ok(self.files.read())
     }
 
     fn digests(&self, contents: &Contents) -> Vec<(Cow<'static, str>, String)> {
@@ -37,31 +39,60 @@ impl ReloadedFiles for TlsSource {
     }
 
     fn put_in_force(&mut self, contents: Contents, in_force: &mut Contents) -> Result<(), Fault> {
-        let generation = match contents.verifies_clients_as(in_force) {
-            true => self.generation,
-            false => self.generation + 1,
+        let (files, now) = (&self.files, SystemTime::now());
+        let server = checked(&contents.server, &in_force.server, |server| {
+            files.check_server(server, now)
+        });
+        let clients = checked(&contents.clients, &in_force.clients, |clients| {
+            files.check_clients(clients, now)
+        });
+        let (server, clients, fault) = match (server, clients) {
+            (Ok(server), Ok(clients)) => (server, clients, None),
+            (Err(fault), Ok(clients)) => (None, clients, Some(fault)),
+            (Ok(server), Err(fault)) => (server, None, Some(fault)),
+            (Err(fault), Err(_)) => (None, None, Some(fault)),
         };
-        let checked = (self.files).check(&contents, generation, SystemTime::now())?;
-        self.generation = generation;
-        report(&self.metrics, &checked);
-        self.state.send_replace(Arc::new(checked.state));
-        *in_force = contents;
-        Ok(())
+        if server.is_some() || clients.is_some() {
+            let generation = self.generation + u64::from(clients.is_some());
+            let state = files.state(
+                server.as_ref().unwrap_or(&self.server),
+                clients.as_ref().unwrap_or(&self.clients),
+                generation,
+            )?;
+            if let Some(server) = server {
+                (self.server, in_force.server) = (server, contents.server);
+            }
+            if let Some(clients) = clients {
+                (self.clients, in_force.clients) = (clients, contents.clients);
+            }
+            self.generation = generation;
+            report(&self.metrics, &self.server, &self.clients);
+            self.state.send_replace(Arc::new(state));
+        }
+        fault.map_or(Ok(()), Err)
     }
 }
 
-fn report(metrics: &TlsMetrics, checked: &CheckedFiles) {
-    let CheckedFiles {
-        server_expires,
-        client_ca_expires,
-        client_crl_expires,
-        ..
-    } = *checked;
-    metrics.expire(server_expires, client_ca_expires, client_crl_expires);
+/// A half of the contents that has changed, if it passes its check.
+fn checked<T: PartialEq, C>(
+    half: &Result<T, Fault>,
+    in_force: &Result<T, Fault>,
+    check: impl FnOnce(&T) -> Result<C, Fault>,
+) -> Result<Option<C>, Fault> {
+    match half {
+        _ if half == in_force => Ok(None),
+        Ok(half) => check(half).map(Some),
+        Err(fault) => Err(fault.clone()),
+    }
+}
+
+fn report(metrics: &TlsMetrics, server: &CheckedServer, clients: &CheckedClients) {
+    metrics.expire(server.expires, clients.ca_expires, clients.crl_expires);
     // In one line: the log takes one line a second from one place.
-    let (shown, more) = checked
-        .warnings
-        .split_at(checked.warnings.len().min(SHOWN_WARNINGS));
+    let warnings: Vec<&str> = (server.warnings.iter().chain(&clients.warnings))
+        .map(String::as_str)
+        .collect();
+    let (shown, more) = warnings.split_at(warnings.len().min(SHOWN_WARNINGS));
     match more.len() {
         0 if shown.is_empty() => {}
         0 => tracing::warn!("{}", shown.join("; ")),
@@ -81,14 +112,18 @@ pub(crate) fn start(
         return Ok(None);
     };
     let begin = || {
-        let contents = files.read()?;
-        let checked = files.check(&contents, 0, SystemTime::now())?;
-        report(&metrics.tls, &checked);
+        let (contents, now) = (files.read(), SystemTime::now());
+        let server = files.check_server(contents.server.as_ref().map_err(Fault::clone)?, now)?;
+        let clients = files.check_clients(contents.clients.as_ref().map_err(Fault::clone)?, now)?;
+        let state = files.state(&server, &clients, 0)?;
+        report(&metrics.tls, &server, &clients);
         let source = TlsSource {
             files: files.clone(),
             metrics: metrics.tls.clone(),
             generation: 0,
-            state: watch::channel(Arc::new(checked.state)).0,
+            server,
+            clients,
+            state: watch::channel(Arc::new(state)).0,
         };
         Ok((source, contents))
     };

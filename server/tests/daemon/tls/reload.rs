@@ -18,6 +18,7 @@ use super::start;
 use crate::support::{Daemon, append, until};
 
 const IN_FORCE: &str = "the changed files of TLS are in force";
+const UNUSABLE: &str = "a file of TLS cannot be used";
 const EXPIRES: &str = "wald_tls_certificate_not_after_timestamp_seconds{kind=\"server\"}";
 const LIST_EXPIRES: &str = "wald_tls_certificate_not_after_timestamp_seconds{kind=\"client_crl\"}";
 const FAILURES: &str = "wald_reload_failures_total{kind=\"tls\"}";
@@ -80,7 +81,7 @@ async fn swaps_under_load_fail_no_call_and_bad_files_are_never_served() {
     for load in loads {
         assert!(load.await.unwrap() > 0);
     }
-    let line = daemon.wait_for_log("the files of TLS cannot be used");
+    let line = daemon.wait_for_log(UNUSABLE);
     assert!(
         line.contains("ERROR") && line.contains("server.key"),
         "{line}"
@@ -198,6 +199,49 @@ async fn revoked_connection_ends_within_a_second_and_others_continue() {
     let check = other.client.check(HealthCheckRequest::default());
     check.await.unwrap();
     daemon.wait_for_log("the certificate of a client is no longer accepted");
+}
+
+/// A certificate of the server and its key, which do not belong together.
+#[tokio::test]
+async fn revocation_comes_into_force_next_to_a_broken_certificate_of_the_server() {
+    let files = Files::new();
+    files.write("crl.pem", &crl(&files.ca, &[]));
+    let mut arguments = files.arguments_with_clients("require");
+    arguments.push(files.argument("tls-client-crl", "crl.pem"));
+    let daemon = start(&arguments);
+    let revoked = watcher(&daemon, &files, "billing", 7).await;
+    files.write("server.key", &server_until(&files.ca, 2045).key);
+    files.write("crl.pem", &crl(&files.ca, &[7]));
+    daemon.signal(Signal::HUP);
+    let ended = tokio::time::timeout(PATIENCE, revoked.ended).await;
+    ended.unwrap().unwrap();
+    daemon.wait_for_log(IN_FORCE);
+    until(&daemon, FAILURES, |failures| failures > 0.0).await;
+    // The earlier certificate still serves.
+    watcher(&daemon, &files, "shipping", 8).await;
+    assert_eq!(daemon.metric(EXPIRES), year(2045));
+}
+
+/// A job that stores the error page of a web server in place of the list.
+#[tokio::test]
+async fn certificate_of_the_server_is_renewed_next_to_a_broken_revocation_list() {
+    let files = Files::new();
+    files.write("crl.pem", &crl(&files.ca, &[7]));
+    let mut arguments = files.arguments_with_clients("require");
+    arguments.push(files.argument("tls-client-crl", "crl.pem"));
+    let daemon = start(&arguments);
+    files.write("crl.pem", "<html>not found</html>");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for_log(UNUSABLE);
+    files.write_server(&server_until(&files.ca, 2040));
+    daemon.signal(Signal::HUP);
+    until(&daemon, EXPIRES, |expires| expires == year(2040)).await;
+    watcher(&daemon, &files, "shipping", 8).await;
+    let identity = issue(&client_params("billing", 7), &files.ca);
+    let config = files.client(&["h2"], Some(&identity));
+    if let Ok(mut stream) = connect(&grpc(&daemon), config).await {
+        settings(&mut stream).await.unwrap_err();
+    }
 }
 
 /// The job that fetches lists has died: its last list still counts, and operators can see its age.
