@@ -243,6 +243,8 @@ type scanUnderway struct {
 	bounded  bool
 	caughtUp bool
 	place    place
+	// Whether a message has come, also a heartbeat.
+	begun bool
 	// Counts the failures since the last message.
 	pauses pauses
 	// When the attempt began that failed first since the last message.
@@ -344,11 +346,11 @@ func (u *scanUnderway) connection(ctx context.Context) (ended bool, failure *Err
 			silence.Reset(c.settings.silenceTimeout)
 			continue
 		}
-		if errors.Is(err, io.EOF) {
-			return u.end()
-		}
 		if wasOpen(stream) {
 			u.forgetTail()
+		}
+		if errors.Is(err, io.EOF) {
+			return u.end()
 		}
 		return false, receive(err)
 	}
@@ -415,12 +417,16 @@ func (u *scanUnderway) take(ctx context.Context, message *waldv1.ScanResponse) (
 			return false, gaveUp(ctx, true)
 		}
 	}
+	u.begun = true
 	u.caughtUp = event.CaughtUp || u.caughtUp && count == 0
-	u.place = atCursor
-	if len(event.Cursor) == 0 {
-		u.place = nowhere
+	// A heartbeat before the first piece has no cursor: the next stream begins where this one began.
+	if len(event.Cursor) > 0 || len(event.Batches) > 0 || len(event.Gaps) > 0 || event.CaughtUp {
+		u.place = atCursor
+		if len(event.Cursor) == 0 {
+			u.place = nowhere
+		}
+		u.request.Start = &waldv1.ScanRequest_Cursor{Cursor: event.Cursor}
 	}
-	u.request.Start = &waldv1.ScanRequest_Cursor{Cursor: event.Cursor}
 	u.pauses.progress()
 	u.failingSince = time.Time{}
 	if u.bounded {
@@ -444,7 +450,7 @@ func (u *scanUnderway) survive(failure *Error) (time.Duration, bool) {
 	c := u.scanner.client
 	pause := u.pauses.next(failure, u.attempt)
 	// A follower that has begun has no end to its patience; its owner may have.
-	patient := u.request.Follow && u.place == atCursor
+	patient := u.request.Follow && u.begun
 	if u.failingSince.IsZero() {
 		u.failingSince = time.Now()
 	}

@@ -95,6 +95,23 @@ func TestFollowerResumesByItsCursorAndDeliversNothingTwice(t *testing.T) {
 	}
 }
 
+func TestFollowerThatGotOnlyHeartbeatsBeginsAgainAtItsStart(t *testing.T) {
+	f, asked := scanning(
+		func(_ *fake, stream scanStream) error {
+			stream.Send(&waldv1.ScanResponse{RecoveryEpoch: 1})
+			return refusal(codes.Unavailable, ErrDraining, nil)
+		},
+		send(messageOf(4, "five")),
+	)
+	follower := f.start(t).Follow(context.Background(), Log("a"), FromLSN(4))
+	if lsns, err := collect(t, &follower.Scanner); !slices.Equal(lsns, []LSN{4}) || !errors.Is(err, ErrInvalidScan) {
+		t.Errorf("got %v, %v", lsns, err)
+	}
+	if got := *asked; len(got) != 3 || got[0].GetLsn() != 4 || got[1].GetLsn() != 4 || string(got[2].GetCursor()) != "five" {
+		t.Errorf("asked %v", got)
+	}
+}
+
 func TestFollowerGivesUpASilentConnection(t *testing.T) {
 	f := &fake{scan: func(request *waldv1.ScanRequest, stream scanStream) error {
 		switch string(request.GetCursor()) {
@@ -211,6 +228,17 @@ func TestFollowerThatCannotKnowWhereItWasGivesUp(t *testing.T) {
 	}, send(messageOf(7, "x")))
 	follower := f.start(t).Follow(context.Background(), AllLogs(), FromNow())
 	if lsns, err := collect(t, &follower.Scanner); !errors.Is(err, ErrDraining) || len(lsns) > 0 {
+		t.Errorf("got %v, %v", lsns, err)
+	}
+	if len(*asked) != 1 {
+		t.Errorf("asked %d times", len(*asked))
+	}
+}
+
+func TestFollowerFromNowGivesUpAStreamThatEndedWithoutACursor(t *testing.T) {
+	f, asked := scanning(send(&waldv1.ScanResponse{RecoveryEpoch: 1}), send(messageOf(7, "x")))
+	follower := f.start(t).Follow(context.Background(), AllLogs(), FromNow())
+	if lsns, err := collect(t, &follower.Scanner); err == nil || len(lsns) > 0 {
 		t.Errorf("got %v, %v", lsns, err)
 	}
 	if len(*asked) != 1 {

@@ -229,14 +229,21 @@ impl Underway {
             Err(_) => return Err(node.timed_out(timeout)),
         };
         let cursor = message.cursor.clone();
+        // A heartbeat before the first piece has no cursor: the next connection begins where this one began.
+        let is_bare = cursor.is_empty()
+            && message.batches.is_empty()
+            && message.gaps.is_empty()
+            && !message.caught_up;
         let (events, count) = events(message)?;
         self.queue.extend(events);
-        self.place = if cursor.is_empty() {
-            NextStart::Lost
-        } else {
-            NextStart::Cursor
-        };
-        self.request.start = Some(Start::Cursor(cursor));
+        if !is_bare {
+            self.place = if cursor.is_empty() {
+                NextStart::Lost
+            } else {
+                NextStart::Cursor
+            };
+            self.request.start = Some(Start::Cursor(cursor));
+        }
         if let Some(remaining) = &mut self.remaining {
             *remaining = remaining.saturating_sub(count);
             self.request.max_records = *remaining;

@@ -97,6 +97,14 @@ async def test_lost_stream_goes_on_at_the_cursor():
         assert [request.cursor for request in fake.scans[1:]] == [b"1", b"1"]
 
 
+async def test_follow_that_got_only_heartbeats_begins_again_at_its_start():
+    async with serving() as (fake, client), client.follow("log", lsn=5) as follower:
+        for item in (message(b""), DRAINING, message(b"1", (5, ["a"]))):
+            fake.messages.put_nowait(item)
+        assert await lines(follower, 1) == [["a"]]
+        assert [request.lsn for request in fake.scans] == [5, 5]
+
+
 async def test_follow_that_was_open_goes_on_without_end():
     async with serving() as (fake, client), client.follow("log") as follower:
         for _ in range(20):

@@ -44,6 +44,8 @@ pub(crate) struct Fake {
     pub(crate) padding: Mutex<usize>,
     /// Each scan connection is cut after this number of messages, while it is positive.
     pub(crate) messages_per_connection: usize,
+    /// The end of the next scan, after a heartbeat without a cursor.
+    pub(crate) early_end: Mutex<Option<Status>>,
     /// The end of a scan instead of a cut connection.
     pub(crate) scan_end: Mutex<Option<Status>>,
     /// The lsn after the last record that the test has taken from a scan.
@@ -79,6 +81,7 @@ impl Fake {
             records: Mutex::new(records),
             padding: Mutex::default(),
             messages_per_connection,
+            early_end: Mutex::default(),
             scan_end: Mutex::default(),
             taken: watch::Sender::new(0),
             cut: cut.clone(),
@@ -214,6 +217,13 @@ impl WalService for Fake {
             scans.push(request);
             scans.len()
         };
+        if let Some(status) = self.early_end.lock().unwrap().take() {
+            let heartbeat = ScanResponse::default();
+            return Ok(Response::new(Box::pin(stream::iter([
+                Ok(heartbeat),
+                Err(status),
+            ]))));
+        }
         let padding = *self.padding.lock().unwrap();
         let mut messages = Vec::new();
         let mut next = from;

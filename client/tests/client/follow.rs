@@ -7,11 +7,12 @@ use std::time::Duration;
 use prost::Message as _;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
+use tonic::Code;
 use tonic::service::Routes;
 use wald_client::proto::scan_request::Start;
 use wald_client::{Client, Lsn, ScanEvent, ScanStream};
 
-use crate::fake::{Fake, Step, message};
+use crate::fake::{Fake, Step, message, refusal};
 
 /// Records and interruptions up to the lsn before `until`, or the end.
 async fn take(fake: &Fake, stream: &mut ScanStream, until: u64) -> (Vec<u64>, usize) {
@@ -65,6 +66,20 @@ async fn follow_from_before_the_tail_is_pinned_to_an_lsn() {
         fake.scan_requests.lock().unwrap()[0].start,
         Some(Start::Lsn(15))
     );
+}
+
+#[tokio::test]
+async fn follow_that_got_only_heartbeats_begins_again_at_its_start() {
+    let (fake, client) = Fake::start(20, 0).await;
+    let facts = [("outcome", "NOT_APPLIED"), ("retry", "SAFE")];
+    *fake.early_end.lock().unwrap() = Some(refusal(Code::Unavailable, "DRAINING", &facts));
+    let mut stream = client.follow("log").from_lsn(4).open();
+    let (lsns, interruptions) = take(&fake, &mut stream, 20).await;
+    assert_eq!(lsns, (4..20).collect::<Vec<_>>());
+    assert_eq!(interruptions, 1);
+    let requests = fake.scan_requests.lock().unwrap();
+    let starts: Vec<_> = requests.iter().map(|request| &request.start).collect();
+    assert_eq!(starts, [&Some(Start::Lsn(4)), &Some(Start::Lsn(4))]);
 }
 
 #[tokio::test]

@@ -318,10 +318,13 @@ export class Follower implements AsyncIterableIterator<ScanEvent> {
       this.#cursor = cursor;
     }
     this.#caughtUp = caughtUp || (this.#caughtUp && count === 0n);
-    this.#place = cursor.length === 0 ? "LOST" : "CURSOR";
     if (cursor.length > 0) {
+      this.#place = "CURSOR";
       this.#request.start = { case: "cursor", value: cursor };
+    } else if (gaps.length > 0 || batches.length > 0 || caughtUp) {
+      this.#place = "LOST";
     }
+    // Otherwise a heartbeat before the first piece: the next connection begins where this one began.
     if (this.#remaining !== undefined) {
       this.#remaining -= count;
       this.#request.maxRecords = this.#remaining;

@@ -108,6 +108,26 @@ test("heartbeat moves the cursor and is no event", async () => {
   await follower.close();
 });
 
+test("follower that got only heartbeats begins again at its start", async () => {
+  const starts: ScanRequest["start"][] = [];
+  fake.scan = async function* ({ start }) {
+    starts.push(start);
+    if (starts.length === 1) {
+      yield { recoveryEpoch: 1n };
+      throw refusal(Code.Unavailable, "DRAINING");
+    }
+    yield message(4);
+  };
+  const follower = client.follow("log", { lsn: 4n });
+  const first = await follower.next();
+  assert.equal(first.value?.batches.length, 1);
+  assert.deepEqual(starts, [
+    { case: "lsn", value: 4n },
+    { case: "lsn", value: 4n },
+  ]);
+  await follower.close();
+});
+
 test("silent scan counts as lost", async () => {
   await client.close();
   client = fake.client({ silenceTimeoutMs: 100 });

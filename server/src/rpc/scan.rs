@@ -247,6 +247,7 @@ async fn next(scan: &mut dyn Scan, rest: Duration) -> Next {
 mod tests {
     use super::super::tests::Fixture;
     use super::*;
+    use crate::answers::AnswerBudget;
 
     /// A number of followers whose pause is much longer than the time between heartbeats.
     const FOLLOWERS: usize = 400;
@@ -271,17 +272,20 @@ mod tests {
         }
     }
 
+    fn following(log: &str) -> v1::ScanRequest {
+        v1::ScanRequest {
+            selector: Some(v1::scan_request::Selector::Log(log.to_owned())),
+            follow: true,
+            ..v1::ScanRequest::default()
+        }
+    }
+
     /// Followers of a log with one record, which all of them were given.
     async fn followers(fixture: &mut Fixture) -> Vec<Delivery> {
         fixture.append("a").await.unwrap();
         let mut followers = Vec::new();
         for _ in 0..FOLLOWERS {
-            let request = v1::ScanRequest {
-                selector: Some(v1::scan_request::Selector::Log("a".to_owned())),
-                follow: true,
-                ..v1::ScanRequest::default()
-            };
-            let (delivery, _) = Delivery::begin(&fixture.node, &Caller::anyone(), request)
+            let (delivery, _) = Delivery::begin(&fixture.node, &Caller::anyone(), following("a"))
                 .await
                 .unwrap();
             let (delivery, ..) = delivery.records().await;
@@ -304,6 +308,27 @@ mod tests {
         let (_, next, heartbeats) = follower.records().await;
         assert_eq!(next, 2);
         assert!(heartbeats > 0 && began.elapsed() >= PAUSE);
+    }
+
+    #[tokio::test]
+    async fn heartbeats_before_the_first_piece_of_one_log_have_no_cursor() {
+        const BYTES: u64 = 4 << 20;
+        let mut fixture = Fixture::beating(BEAT).await;
+        fixture.append("a").await.unwrap();
+        let budget = AnswerBudget::new(BYTES);
+        let taken = AnswerShare::new(&budget).count(BYTES);
+        let (mut delivery, _) = Delivery::begin(&fixture.node, &Caller::anyone(), following("a"))
+            .await
+            .unwrap();
+        let room = ScanRoom::new(AnswerShare::new(&budget), None);
+        delivery.scan.read_in(Arc::clone(&room) as _);
+        delivery.room = Some(room);
+        let (heartbeat, delivery) = delivery.step().await.unwrap();
+        let heartbeat: v1::ScanResponse = heartbeat.unwrap().decoded();
+        assert!(heartbeat.cursor.is_empty() && heartbeat.recovery_epoch > 0);
+        drop(taken);
+        let (_, next, _) = delivery.records().await;
+        assert_eq!(next, 1);
     }
 
     #[tokio::test]

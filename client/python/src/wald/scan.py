@@ -260,8 +260,10 @@ class Scan:
         elif message.cursor:
             # A heartbeat, and everything before it was handed out.
             self.cursor = message.cursor
-        self._place = _Place.CURSOR if message.cursor else _Place.LOST
-        self._request.cursor = message.cursor
+        if message.cursor or event.gaps or event.batches or event.caught_up:
+            self._place = _Place.CURSOR if message.cursor else _Place.LOST
+            self._request.cursor = message.cursor
+        # Otherwise a heartbeat before the first piece: the next connection begins where this one began.
         if self._remaining is not None:
             self._remaining -= min(sum(len(batch.records) for batch in message.batches), self._remaining)
             self._request.max_records = self._remaining

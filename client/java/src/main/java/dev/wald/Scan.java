@@ -58,6 +58,8 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
   private Inbox<ScanResponse> inbox;
   private Attempt attempt;
   private Place place = Place.START;
+  /** Whether a message has come, also a heartbeat. */
+  private boolean begun;
   private boolean caughtUp;
   private boolean ended;
   /** Null: it has not failed. */
@@ -359,7 +361,7 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
     } else if (!status.isOk()) {
       broke(core.readFailure(status, inbox.trailers(), attempt, attempt.sent, false));
     } else if (request.getFollow() && !bounded && !request.hasUntilLsn()) {
-      survive(Failure.lost("the server ended the stream", true));
+      broke(Failure.lost("the server ended the stream", true));
     } else {
       finish(null);
     }
@@ -385,9 +387,13 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
     }
     long count = event.recordCount();
     boolean news = count > 0 || !event.gaps().isEmpty() || event.caughtUp() && !caughtUp;
+    begun = true;
     caughtUp = event.caughtUp() || caughtUp && count == 0;
-    place = event.cursor().isEmpty() ? Place.NOWHERE : Place.CURSOR;
-    request.setCursor(event.cursor());
+    // A heartbeat before the first piece has no cursor: the next stream begins where this one began.
+    if (news || event.caughtUp() || !event.cursor().isEmpty()) {
+      place = event.cursor().isEmpty() ? Place.NOWHERE : Place.CURSOR;
+      request.setCursor(event.cursor());
+    }
     pauses.progress();
     failingSince = null;
     if (bounded) {
@@ -405,7 +411,7 @@ public final class Scan implements Iterable<ScanEvent>, AutoCloseable {
     drop();
     long pause = pauses.next(trouble, attempt);
     // A follower that has begun has no end to its patience; its owner may have.
-    boolean patient = request.getFollow() && place == Place.CURSOR;
+    boolean patient = request.getFollow() && begun;
     long now = System.nanoTime();
     if (failingSince == null) {
       failingSince = now;

@@ -88,6 +88,21 @@ class ScanTest {
   }
 
   @Test
+  void followerThatGotOnlyHeartbeatsBeginsAgainAtItsStart() throws Exception {
+    try (Fake fake = scanning(
+            stream -> {
+              stream.send(ScanResponse.newBuilder().setRecoveryEpoch(1).build());
+              refuse(stream, Code.UNAVAILABLE, Reason.DRAINING);
+            },
+            stream -> stream.send(Fake.messageOf(4, "five")));
+        WaldClient client = fake.client();
+        Scan follower = client.follow("a", ScanOptions.DEFAULT.fromLsn(4))) {
+      assertEquals(4, follower.next(SOON).orElseThrow().batches().get(0).records().get(0).lsn());
+      assertEquals(List.of(4L, 4L), fake.scans.stream().map(ScanRequest::getLsn).toList());
+    }
+  }
+
+  @Test
   void followerGivesUpASilentConnection() throws Exception {
     List<WaldException> interruptions = new ArrayList<>();
     List<Long> lsns = new ArrayList<>();
@@ -147,6 +162,21 @@ class ScanTest {
         WaldClient client = fake.client();
         Scan follower = client.follow(Logs.all(), ScanOptions.DEFAULT.fromNow())) {
       assertEquals(Reason.DRAINING, assertThrows(WaldException.class, follower::next).reason());
+      assertEquals(1, fake.scans.size());
+    }
+  }
+
+  @Test
+  void followerFromNowGivesUpAStreamThatEndedWithoutACursor() throws Exception {
+    try (Fake fake = scanning(
+            stream -> {
+              stream.send(ScanResponse.getDefaultInstance());
+              stream.end();
+            },
+            stream -> stream.send(Fake.messageOf(7, "x")));
+        WaldClient client = fake.client();
+        Scan follower = client.follow(Logs.all(), ScanOptions.DEFAULT.fromNow())) {
+      assertThrows(WaldException.class, follower::next);
       assertEquals(1, fake.scans.size());
     }
   }
