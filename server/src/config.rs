@@ -182,10 +182,11 @@ wald_storage::engine_settings! { settings
         /// Address and port of /metrics, /livez, /readyz, the web console and the HTTP API.
         http_listen: SocketAddr = "127.0.0.1:6926";
         /// Whether the HTTP port serves the web console, which shows records and changes nothing. auto:
-        /// only if http_listen is a loopback address. on: always; an address that other machines can
-        /// reach then needs auth_file, with http_tls or insecure_tokens, or without it
-        /// insecure_listen. off: never. With auth_file a caller needs the right console, and sees only
-        /// logs on which it has the rights read and list.
+        /// only if http_listen is a loopback address, and auth_file is set or tls_client_auth is not
+        /// require (this port never requires a certificate). on: always; without auth_file it then
+        /// needs insecure_listen where auto would be off; with auth_file, an address that other
+        /// machines can reach needs http_tls or insecure_tokens. off: never. With auth_file a caller
+        /// needs the right console, and sees only logs on which it has the rights read and list.
         console: Exposure = "auto";
         /// Names of this machine, separated by commas, under which browsers may open the console,
         /// scrapers may read /metrics, and clients may call the HTTP API. A name that begins with a dot
@@ -195,9 +196,11 @@ wald_storage::engine_settings! { settings
         /// auth_file the API takes every name.
         console_hosts: String = "";
         /// Whether the HTTP port serves the HTTP API: appends, reads and the logs as JSON under /v1,
-        /// with the rights and limits of gRPC. auto: only if http_listen is a loopback address. on:
-        /// always; an address that other machines can reach then needs auth_file, with http_tls or
-        /// insecure_tokens, or without it insecure_listen. off: never.
+        /// with the rights and limits of gRPC. auto: only if http_listen is a loopback address, and
+        /// auth_file is set or tls_client_auth is not require (this port never requires a
+        /// certificate). on: always; without auth_file it then needs insecure_listen where auto would
+        /// be off; with auth_file, an address that other machines can reach needs http_tls or
+        /// insecure_tokens. off: never.
         http_api: Exposure = "auto";
         /// Origins of pages that may call the HTTP API from a browser, such as https://app.example,
         /// separated by commas (CORS). Requests of pages from other origins are refused, because a
@@ -797,7 +800,7 @@ impl Config {
         }
         let parts = [("console", self.console), ("http_api", self.http_api)];
         let exposed = parts.iter().find(|(_, part)| *part == Exposure::On);
-        let Some((setting, _)) = exposed.filter(|_| !self.http_listen.ip().is_loopback()) else {
+        let Some((setting, _)) = exposed.filter(|_| !self.http_is_private()) else {
             return Ok(());
         };
         let why = match has_auth {
@@ -807,6 +810,11 @@ impl Config {
                  --insecure-tokens"
             }
             false if self.insecure_listen => return Ok(()),
+            false if self.http_listen.ip().is_loopback() => {
+                "tls_client_auth is require, and the HTTP port requires no certificate: every program of \
+                 this machine could use it without one; set auth_file, or say --insecure-listen if \
+                 something else protects the port"
+            }
             false => {
                 "everyone who reaches that port could read every record; set http_tls and auth_file, or \
                  say --insecure-listen if something else protects the port"
@@ -971,10 +979,17 @@ impl Config {
 
     fn serves(&self, part: Exposure) -> bool {
         match part {
-            Exposure::Auto => self.http_listen.ip().is_loopback(),
+            Exposure::Auto => self.http_is_private(),
             Exposure::On => true,
             Exposure::Off => false,
         }
+    }
+
+    /// Whether only callers that gRPC admits, too, reach the HTTP port.
+    fn http_is_private(&self) -> bool {
+        // The HTTP port never requires a certificate, because probes have none.
+        let admits_strangers = self.tls_client_auth == ClientAuth::Require && !self.has_auth();
+        self.http_listen.ip().is_loopback() && !admits_strangers
     }
 
     /// The origins of pages that may call the HTTP API.

@@ -309,6 +309,25 @@ fn address_off_loopback_needs_tls_or_a_word() {
 }
 
 #[test]
+fn http_port_without_certificates_is_closed_where_they_are_required() {
+    let text = format!("{TLS}\ntls_client_ca = \"ca.pem\"\ntls_client_auth = \"require\"");
+    let parts = |config: &Config| [config.has_console(), config.has_http_api()];
+    assert_eq!(parts(&resolved(&file(&text))), [false, false]);
+    let known = resolved(&file(&format!("{text}\nauth_file = \"auth.toml\"")));
+    assert_eq!(parts(&known), [true, true]);
+    let optional = resolved(&file(&text.replace("require", "optional")));
+    assert_eq!(parts(&optional), [true, true]);
+    for (part, is_on) in [("console", [true, false]), ("http_api", [false, true])] {
+        let asked = format!("{text}\n{part} = \"on\"");
+        let found = problems(&file(&asked));
+        assert!(found[0].contains(&format!("{part} is")), "{found:?}");
+        assert!(found[0].contains("requires no certificate"), "{found:?}");
+        let permitted = resolved(&file(&format!("{asked}\ninsecure_listen = true")));
+        assert_eq!(parts(&permitted), is_on);
+    }
+}
+
+#[test]
 fn settings_of_tls_are_complete_or_refused() {
     let suites = "tls_cipher_suites = \"TLS_AES_256_GCM_SHA384\"";
     let old = "tls_cipher_suites = \"TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256\"";

@@ -133,6 +133,17 @@ async fn http_port_speaks_http_1_over_tls_and_requires_no_certificate() {
 }
 
 #[tokio::test]
+async fn http_port_serves_no_records_where_grpc_requires_a_certificate() {
+    let files = Files::new();
+    let daemon = start(&files.arguments_with_clients("require"));
+    for (path, setting) in [("/v1/logs", "http_api"), ("/console/", "console")] {
+        let (status, text) = daemon.http(path);
+        assert!(status == 404 && text.contains(setting), "{path}: {text}");
+    }
+    assert_eq!(daemon.http("/livez").0, 200);
+}
+
+#[tokio::test]
 async fn sessions_resume_and_no_data_is_accepted_early() {
     let files = Files::new();
     let daemon = start(&files.arguments());
