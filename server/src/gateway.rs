@@ -306,7 +306,7 @@ impl ApiCall {
             }
         };
         let kind = method.output();
-        let (mut sender, body) = TextSender::new(connection.answers(), &connection.phase());
+        let (mut sender, body) = TextSender::new(connection.answers(), &connection.phase(), access);
         if !is_stream {
             let show = |bytes| form.message(&kind, bytes);
             let text = one(&mut messages, &sender, access, show).await;
@@ -433,8 +433,8 @@ mod tests {
         let answers = AnswerBudget::new(BYTES);
         let _full = AnswerShare::new(&answers).count(BYTES);
         let (_phase, phase) = watch::channel(Phase::Serving);
-        let (sender, _body) = TextSender::new(&AnswerShare::new(&answers), &phase);
         let answered = async |access| {
+            let (sender, _body) = TextSender::new(&AnswerShare::new(&answers), &phase, access);
             let answer = http::Response::new(GoodAnswer::new());
             let mut messages = AnswerMessages::open(answer).unwrap();
             one(&mut messages, &sender, access, Ok).await

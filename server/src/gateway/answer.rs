@@ -30,7 +30,7 @@ use tonic_types::StatusExt as _;
 use super::contract::descriptors;
 use crate::answers::{AnswerShare, Held};
 use crate::drain::Phase;
-use crate::status;
+use crate::status::{self, Access};
 use crate::transport::{Hurry, Patience};
 
 /// The type of a stream of events.
@@ -307,13 +307,18 @@ pub(super) struct TextSender {
     pieces: mpsc::Sender<Bytes>,
     is_whole: Arc<AtomicBool>,
     share: AnswerShare,
-    hurry: Hurry,
+    /// `None`: the answer says whether a write was applied, and is never cut off because others wait.
+    hurry: Option<Hurry>,
     patience: Patience,
 }
 
 impl TextSender {
     /// A sender whose text counts as that connection's, and its body.
-    pub(super) fn new(share: &AnswerShare, phase: &watch::Receiver<Phase>) -> (Self, TextBody) {
+    pub(super) fn new(
+        share: &AnswerShare,
+        phase: &watch::Receiver<Phase>,
+        access: Access,
+    ) -> (Self, TextBody) {
         let (pieces, taken) = mpsc::channel(1);
         let is_whole = Arc::new(AtomicBool::new(false));
         let body = TextBody {
@@ -324,7 +329,7 @@ impl TextSender {
             pieces,
             is_whole,
             share: share.clone(),
-            hurry: Hurry::default(),
+            hurry: (access == Access::Read).then(Hurry::default),
             patience: Patience::new(phase),
         };
         (sender, body)
@@ -356,13 +361,17 @@ impl TextSender {
             bytes: mut text,
             _held,
         } = text;
-        self.hurry.begin();
+        if let Some(hurry) = &mut self.hurry {
+            hurry.begin();
+        }
         while !text.is_empty() {
             let piece = text.split_to(text.len().min(PIECE_BYTES));
             let bytes = piece.len() as u64;
             self.pieces.try_send(piece).map_err(|_| Gone)?;
             self.taken().await?;
-            self.hurry.moved(bytes);
+            if let Some(hurry) = &mut self.hurry {
+                hurry.moved(bytes);
+            }
         }
         Ok(())
     }
@@ -385,6 +394,9 @@ impl TextSender {
             if patience.poll_over(context, UNTIL_DRAINING).is_ready() {
                 return Poll::Ready(Err(Gone));
             }
+            let Some(hurry) = hurry else {
+                return Poll::Pending;
+            };
             (hurry.poll_late(context, HURRY_SECONDS, || share.must_hurry())).map(|()| Err(Gone))
         })
         .await

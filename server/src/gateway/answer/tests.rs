@@ -43,7 +43,7 @@ fn event_has_the_cursor_as_its_id_and_a_line_has_none() {
 
 #[test]
 fn browser_opens_a_stream_again_that_the_server_could_not_serve_now() {
-    let starting = crate::status::starting(crate::status::Access::Read);
+    let starting = crate::status::starting(Access::Read);
     let answer = AnswerForm::Events.refusal(&starting);
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(answer.headers()[header::CONTENT_TYPE], EVENTS);
@@ -98,7 +98,7 @@ fn serving() -> watch::Receiver<Phase> {
 async fn client_that_takes_nothing_is_given_up_when_the_server_drains() {
     let budget = AnswerBudget::new(1 << 20);
     let (phase, receiver) = watch::channel(Phase::Serving);
-    let (mut sender, _body) = TextSender::new(&AnswerShare::new(&budget), &receiver);
+    let (mut sender, _body) = TextSender::new(&AnswerShare::new(&budget), &receiver, Access::Read);
     let mut sending = Box::pin(sender.send(HeldText::small(Bytes::from_static(b"a"))));
     let waits = tokio::time::timeout(Duration::from_secs(3600), sending.as_mut());
     assert!(waits.await.is_err());
@@ -111,7 +111,7 @@ async fn client_that_takes_nothing_is_given_up_when_the_server_drains() {
 async fn text_of_an_applied_write_waits_for_no_room() {
     let budget = AnswerBudget::new(1 << 10);
     let _full = AnswerShare::new(&budget).count(1 << 10);
-    let (sender, _body) = TextSender::new(&AnswerShare::new(&budget), &serving());
+    let (sender, _body) = TextSender::new(&AnswerShare::new(&budget), &serving(), Access::Write);
     let text = sender
         .room_at_once(b"applied")
         .of(Bytes::from_static(b"{}"));
@@ -121,7 +121,8 @@ async fn text_of_an_applied_write_waits_for_no_room() {
 #[tokio::test]
 async fn text_counts_until_the_port_has_taken_it() {
     let budget = AnswerBudget::new(1 << 20);
-    let (mut sender, mut body) = TextSender::new(&AnswerShare::new(&budget), &serving());
+    let (mut sender, mut body) =
+        TextSender::new(&AnswerShare::new(&budget), &serving(), Access::Read);
     let text = Bytes::from(vec![b'a'; PIECE_BYTES + 1]);
     let sending = tokio::spawn(async move {
         let room = sender.room(&text, true).await.unwrap();
@@ -140,13 +141,41 @@ async fn text_counts_until_the_port_has_taken_it() {
     assert!(next(&mut body).await.is_none());
 }
 
+#[tokio::test(start_paused = true)]
+async fn slow_client_loses_answers_to_reads_while_others_wait() {
+    assert!(unread_while_others_wait(Access::Read).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_client_loses_no_answer_to_a_write_while_others_wait() {
+    assert!(unread_while_others_wait(Access::Write).await.is_ok());
+}
+
+/// Sends a text that its client does not take for a minute, while others wait for the memory of answers. Fails if the sender gives up.
+async fn unread_while_others_wait(access: Access) -> Result<(), Gone> {
+    let budget = AnswerBudget::new(1 << 10);
+    let share = AnswerShare::new(&budget);
+    let _held = share.count(1 << 10);
+    let others = async {
+        loop {
+            assert!(AnswerShare::new(&budget).hold_soon(1).await.is_err());
+        }
+    };
+    let (mut sender, _body) = TextSender::new(&share, &serving(), access);
+    let sending = sender.send(HeldText::small(Bytes::from_static(b"applied")));
+    tokio::select! {
+        sent = tokio::time::timeout(Duration::from_secs(60), sending) => sent.unwrap_or(Ok(())),
+        () = others => Ok(()),
+    }
+}
+
 #[tokio::test]
 async fn text_that_breaks_off_is_an_error_and_no_end() {
     let budget = AnswerBudget::new(1 << 20);
-    let (sender, mut body) = TextSender::new(&AnswerShare::new(&budget), &serving());
+    let (sender, mut body) = TextSender::new(&AnswerShare::new(&budget), &serving(), Access::Read);
     drop(sender);
     assert!(next(&mut body).await.unwrap().is_err());
-    let (mut sender, body) = TextSender::new(&AnswerShare::new(&budget), &serving());
+    let (mut sender, body) = TextSender::new(&AnswerShare::new(&budget), &serving(), Access::Read);
     drop(body);
     assert!(
         sender
