@@ -47,7 +47,7 @@ const HURRY_SECONDS: u64 = 4;
 const UNTIL_DRAINING: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Bytes before each message of gRPC, which count with it.
 const PREFIX_BYTES: usize = 5;
-/// Pause of a browser before it opens a stream of events again.
+/// Least pause of a browser before it opens a stream of events again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The form of an answer.
@@ -223,7 +223,9 @@ fn pause(status: &Status) -> Option<Duration> {
 
 /// The event for a stream that fails. A browser opens the stream again afterwards.
 fn failure(status: &Status) -> Bytes {
-    let pause = pause(status).unwrap_or(RETRY).as_millis();
+    // The pauses of other clients grow from a short first one. A browser pauses for this time again and again.
+    let pause = pause(status).map_or(RETRY, |pause| pause.max(RETRY));
+    let pause = pause.as_millis();
     let error = error(http_code(status.code()), status);
     format!("event: failure\nretry: {pause}\ndata: {error}\n\n").into()
 }

@@ -55,8 +55,27 @@ fn browser_opens_a_stream_again_that_the_server_could_not_serve_now() {
 }
 
 #[test]
+fn browsers_pause_for_a_second_or_for_as_long_as_the_server_asks() {
+    for (status, pause) in [
+        (crate::status::starting(Access::Read), "1000"),
+        (crate::status::draining(), "1000"),
+        (Status::internal("no pause is asked for"), "1000"),
+        (asking_for(Duration::from_secs(5)), "5000"),
+    ] {
+        let event = failure(&status);
+        let event = std::str::from_utf8(&event).unwrap();
+        assert!(event.contains(&format!("\nretry: {pause}\n")), "{event}");
+    }
+}
+
+fn asking_for(pause: Duration) -> Status {
+    let details = tonic_types::ErrorDetails::with_retry_info(Some(pause));
+    Status::with_error_details(Code::ResourceExhausted, "too fast", details)
+}
+
+#[test]
 fn error_names_code_status_and_every_detail() {
-    let status = crate::status::not_allowed("p", "read", None, crate::status::Access::Write);
+    let status = crate::status::not_allowed("p", "read", None, Access::Write);
     let shown = error(StatusCode::FORBIDDEN, &status)["error"].take();
     assert_eq!(
         (&shown["code"], &shown["status"]),
@@ -118,29 +137,6 @@ async fn text_of_an_applied_write_waits_for_no_room() {
     assert_eq!(budget.bytes(), (1 << 10) + text.bytes.len() as u64);
 }
 
-#[tokio::test]
-async fn text_counts_until_the_port_has_taken_it() {
-    let budget = AnswerBudget::new(1 << 20);
-    let (mut sender, mut body) =
-        TextSender::new(&AnswerShare::new(&budget), &serving(), Access::Read);
-    let text = Bytes::from(vec![b'a'; PIECE_BYTES + 1]);
-    let sending = tokio::spawn(async move {
-        let room = sender.room(&text, true).await.unwrap();
-        let sent = sender.send(room.of(text)).await;
-        (sent.is_ok(), sender)
-    });
-    let first = next(&mut body).await.unwrap().unwrap();
-    assert_eq!(
-        (first.len(), budget.bytes()),
-        (PIECE_BYTES, PIECE_BYTES as u64 + 1)
-    );
-    assert_eq!(next(&mut body).await.unwrap().unwrap().len(), 1);
-    let (sent, sender) = sending.await.unwrap();
-    assert!(sent && budget.bytes() == 0);
-    sender.finish();
-    assert!(next(&mut body).await.is_none());
-}
-
 #[tokio::test(start_paused = true)]
 async fn slow_client_loses_answers_to_reads_while_others_wait() {
     assert!(unread_while_others_wait(Access::Read).await.is_err());
@@ -167,6 +163,29 @@ async fn unread_while_others_wait(access: Access) -> Result<(), Gone> {
         sent = tokio::time::timeout(Duration::from_secs(60), sending) => sent.unwrap_or(Ok(())),
         () = others => Ok(()),
     }
+}
+
+#[tokio::test]
+async fn text_counts_until_the_port_has_taken_it() {
+    let budget = AnswerBudget::new(1 << 20);
+    let (mut sender, mut body) =
+        TextSender::new(&AnswerShare::new(&budget), &serving(), Access::Read);
+    let text = Bytes::from(vec![b'a'; PIECE_BYTES + 1]);
+    let sending = tokio::spawn(async move {
+        let room = sender.room(&text, true).await.unwrap();
+        let sent = sender.send(room.of(text)).await;
+        (sent.is_ok(), sender)
+    });
+    let first = next(&mut body).await.unwrap().unwrap();
+    assert_eq!(
+        (first.len(), budget.bytes()),
+        (PIECE_BYTES, PIECE_BYTES as u64 + 1)
+    );
+    assert_eq!(next(&mut body).await.unwrap().unwrap().len(), 1);
+    let (sent, sender) = sending.await.unwrap();
+    assert!(sent && budget.bytes() == 0);
+    sender.finish();
+    assert!(next(&mut body).await.is_none());
 }
 
 #[tokio::test]
