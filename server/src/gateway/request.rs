@@ -298,13 +298,13 @@ fn objects(text: &[u8]) -> u64 {
     objects
 }
 
-/// Checks that no object of a JSON text has a key twice.
+/// Checks that no object of a JSON text has a key twice, under either name of its field.
 fn unique_keys(text: &[u8]) -> Result<(), serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     UniqueKeys::deserialize(&mut reader).map(|UniqueKeys| ())
 }
 
-/// Any JSON whose objects have each key once.
+/// Any JSON whose objects have each key once. No message of a request has a map, so all keys are names of fields.
 struct UniqueKeys;
 
 impl<'de> Deserialize<'de> for UniqueKeys {
@@ -323,10 +323,9 @@ impl<'de> Visitor<'de> for UniqueKeys {
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self, M::Error> {
         let mut keys = HashSet::new();
         while let Some(key) = map.next_key::<String>()? {
-            if keys.contains(&key) {
+            if !keys.insert(camel_case(&key)) {
                 return Err(M::Error::custom(format_args!("{key:?} is there twice")));
             }
-            keys.insert(key);
             if keys.len() > MOST_KEYS {
                 return Err(M::Error::custom(format_args!(
                     "an object has more than {MOST_KEYS} keys"

@@ -212,6 +212,21 @@ fn log_is_changed_in_the_fields_that_the_query_names() {
 }
 
 #[test]
+fn field_of_a_body_is_given_once_under_either_of_its_names() {
+    let trim = head(&Method::POST, "/v1/logs/{log}/trim", "", &[JSON]).unwrap();
+    let read = |text: &str| message::<v1::TrimRequest>(&trim, text);
+    for once in [r#"{"before_lsn": "5"}"#, r#"{"beforeLsn": "5"}"#] {
+        assert_eq!(read(once).unwrap().before_lsn, 5);
+    }
+    let twice = read(r#"{"before_lsn": "5", "beforeLsn": "500"}"#).unwrap_err();
+    assert_eq!(twice.code(), tonic::Code::InvalidArgument);
+    assert!(twice.message().contains("\"beforeLsn\" is there twice"));
+    let text = r#"{"records": [], "condition": {"mustExist": true, "must_exist": false}}"#;
+    let twice = post(RECORDS, "", JSON, text).unwrap_err();
+    assert!(twice.message().contains("\"must_exist\" is there twice"));
+}
+
+#[test]
 fn body_in_an_encoding_and_two_types_of_a_body_are_refused() {
     let route = route(&Method::POST, RECORDS);
     for pairs in [
