@@ -24,7 +24,7 @@ use batch::append_failure;
 pub(crate) use batch::{append, condition_reason};
 pub(crate) use failure::Access;
 use failure::{Failure, Retry};
-pub(crate) use shred::{ShredError, is_unapplied, shred, shred_unended, unshredded};
+pub(crate) use shred::{ShredError, is_unapplied, shred, shred_unended};
 pub(crate) use tenant::{over_count, over_rate, share_busy, tenant_changed};
 
 /// Characters of an unknown method that its refusal repeats.
@@ -39,6 +39,15 @@ const RETRY_LATER: Duration = Duration::from_secs(1);
 
 /// Answers a read, a scan or a question about a log that cannot be served.
 pub(crate) fn read(error: &ReadError) -> Status {
+    read_failure(error).status()
+}
+
+/// Answers a call that writes and could not read the state of its log first. Nothing was written.
+pub(crate) fn read_before_write(error: &ReadError) -> Status {
+    read_failure(error).of_unbegun_write().status()
+}
+
+fn read_failure(error: &ReadError) -> Failure {
     let message = error.to_string();
     match error {
         ReadError::Target(error) => target(error),
@@ -83,7 +92,6 @@ pub(crate) fn read(error: &ReadError) -> Status {
             }
         }
     }
-    .status()
 }
 
 /// Records whose key is missing, if they are the cause.

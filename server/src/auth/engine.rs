@@ -238,7 +238,7 @@ impl Engine {
                 // Ids rise: the newest log of the name is the last.
                 match begun.last().map(Shredding::id) {
                     Some(newest) => (newest, begun),
-                    None => return Err(status::unshredded(&error)),
+                    None => return Err(status::read_before_write(&error)),
                 }
             }
         };

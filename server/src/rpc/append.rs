@@ -9,8 +9,8 @@ use tonic::{Request, Response, Status};
 use wald_proto::codec::Sent;
 use wald_proto::v1;
 use wald_storage::{
-    AppendError, Appended, Batch, FenceError, LogName, LogTarget, Lsn, OneOrMore, ReadError,
-    Records, TargetError,
+    AppendError, Appended, Batch, LogName, LogTarget, Lsn, OneOrMore, ReadError, Records,
+    TargetError,
 };
 
 use super::{Node, OpenStore, RpcResult, refuse_late};
@@ -263,7 +263,6 @@ async fn existing(
             let asked = Some(("log", log.as_str()));
             Err(caller.denied(LogRight::Create.into(), asked))
         }
-        Err(ReadError::Target(error)) => Err(status::fence(&FenceError::Target(error))),
-        Err(error) => Err(status::read(&error)),
+        Err(error) => Err(status::read_before_write(&error)),
     }
 }

@@ -93,6 +93,14 @@ impl Failure {
         self.with_message(message)
     }
 
+    /// Builds the error of a call that writes and could not read the state of its log first. Nothing was written.
+    pub(super) fn of_unbegun_write(self) -> Self {
+        match self.code {
+            Code::Unavailable | Code::ResourceExhausted => self.refused(Retry::Safe),
+            _ => self.refused(Retry::Never),
+        }
+    }
+
     pub(super) fn refused(mut self, retry: Retry) -> Self {
         self.effect = Some((Outcome::NotApplied, retry));
         self

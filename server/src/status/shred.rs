@@ -5,10 +5,9 @@ use std::io;
 
 use tonic::{Code, Status};
 use wald_proto::v1::Reason;
-use wald_storage::{AdminError, AppendError, LogName, ReadError};
+use wald_storage::{AdminError, AppendError, LogName};
 
 use super::failure::{Failure, Retry};
-use super::{read, target};
 
 /// Why the keys of a log were not destroyed.
 #[derive(Debug)]
@@ -53,14 +52,6 @@ pub(crate) fn shred(log: &LogName, error: &ShredError) -> Status {
         }
     }
     .status()
-}
-
-/// Answers a deletion that was to destroy the keys of its log, which cannot be found.
-pub(crate) fn unshredded(error: &ReadError) -> Status {
-    match error {
-        ReadError::Target(error) => target(error).refused(Retry::Never).status(),
-        error => read(error),
-    }
 }
 
 /// Whether a deletion was certainly not applied.

@@ -16,8 +16,8 @@ pub(super) use contract::assert_in_contract;
 
 use super::{
     Access, ShredError, admin, append, cursor, fence, in_session, invalid_log_name, is_unapplied,
-    message_too_large, moved, not_supported_value, read, shred, shred_unended, starting, sync,
-    trim,
+    message_too_large, moved, not_supported_value, read, read_before_write, shred, shred_unended,
+    starting, sync, trim,
 };
 
 fn log() -> LogName {
@@ -535,6 +535,25 @@ fn read_errors_have_code_and_reason_of_the_table_and_no_outcome() {
             got.details.retry_info().is_some(),
             code == Code::Unavailable
         );
+    }
+}
+
+#[test]
+fn write_that_cannot_read_its_log_first_has_an_outcome() {
+    let missing = TargetError::NotFound { log: log() };
+    for (error, reason, retry) in [
+        (ReadError::Target(missing), "LOG_NOT_FOUND", "NEVER"),
+        (ReadError::LeaseLost, "BUCKET_DOWN", "SAFE"),
+        (ReadError::JournalFailed(eio()), "JOURNAL_FAILED", "SAFE"),
+        (
+            ReadError::Refused(AppendError::Draining),
+            "DRAINING",
+            "SAFE",
+        ),
+    ] {
+        let got = seen(&read_before_write(&error));
+        assert_eq!(got.reason, reason);
+        assert_eq!(got.effect, effect("NOT_APPLIED", retry), "{reason}");
     }
 }
 
