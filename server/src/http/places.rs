@@ -8,7 +8,7 @@
 //! ```
 //!
 //! When all places are taken, the connection that has been without a request at work for the
-//! longest time gives way. At most half of the places may be at work (`http.rs`), so that one
+//! longest time gives way. At most three quarters of the places may be at work (`http.rs`), so that one
 //! is always found.
 
 use std::collections::BTreeMap;
