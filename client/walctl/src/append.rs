@@ -95,7 +95,7 @@ pub(crate) async fn run(
         hint(&args);
     }
     report(&progress, output)?;
-    if ended.is_ok() {
+    if matches!(ended, Ok(ExitKind::Ok)) {
         times.warn(client).await;
     }
     let exit = match ended {

@@ -15,7 +15,8 @@ use wald_client::{Client, Reason};
 use wald_text::units;
 
 use crate::args::{ApplyArgs, CompressionArg, SyncModeArg};
-use crate::exit::{ExitKind, Usage};
+use crate::exit::{ExitKind, Interruption, Usage};
+use crate::input::apart;
 use crate::logs::{SETTINGS, setting_words};
 use crate::names::NamePattern;
 use crate::output::{Out, Output, confirmed, say};
@@ -202,10 +203,16 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs, output: Output) -> Res
             "--prune asks before it deletes, and stdin is the file: add --yes, or name a file";
         return Err(Usage(text.to_owned()).into());
     }
-    let file = read(&args.file)?;
+    let path = args.file.clone();
+    let file = apart(move || read(&path)).await?;
     let mut applied = Vec::new();
-    let result = carry_out(client, &args, &file, &mut applied).await;
-    // Also before an error: these steps are done.
+    let result = tokio::select! {
+        // First: nothing is underway while its question waits.
+        biased;
+        result = carry_out(client, &args, &file, &mut applied) => result,
+        _ = tokio::signal::ctrl_c() => Err(Interruption::UNDERWAY.into()),
+    };
+    // Also before an error, and on Ctrl-C: these steps are done.
     let mut out = Out::new(output);
     match output {
         Output::Json => out.json(&applied)?,
@@ -260,7 +267,7 @@ async fn carry_out(
     if others.is_empty() {
         return Ok(ExitKind::Ok);
     }
-    if !args.dry_run && !confirmed(&question(&others), args.yes)? {
+    if !args.dry_run && !confirmed(&question(&others), args.yes).await? {
         say("nothing was deleted");
         return Ok(ExitKind::Failed);
     }

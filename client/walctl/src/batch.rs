@@ -8,7 +8,7 @@ use wald_client::{Check, Client, Condition, Durability, Lsn};
 
 use crate::args::BatchArgs;
 use crate::exit::{ExitKind, Usage};
-use crate::input::{self, InputCommand, InputFormat, InputRecord};
+use crate::input::{self, InputCommand, InputFormat, InputRecord, apart};
 use crate::output::{Out, Output, say};
 use crate::times::Times;
 
@@ -36,17 +36,19 @@ fn read(input: impl Read) -> Result<EntriesByLog> {
 }
 
 pub(crate) async fn run(client: &Client, args: BatchArgs, output: Output) -> Result<ExitKind> {
-    let logs = match args.file.filter(|file| file.as_os_str() != "-") {
+    let file = args.file.filter(|file| file.as_os_str() != "-");
+    let logs = apart(move || match file {
         None => {
             if io::stdin().is_terminal() {
                 say("reading records from the terminal, one JSON object a line; Ctrl-D ends");
             }
-            read(io::stdin().lock())?
+            read(io::stdin().lock())
         }
         Some(path) => {
-            read(File::open(&path).with_context(|| format!("cannot open {}", path.display()))?)?
+            read(File::open(&path).with_context(|| format!("cannot open {}", path.display()))?)
         }
-    };
+    });
+    let logs = logs.await?;
     if logs.is_empty() {
         return Err(Usage(
             "the input has no record; give lines such as {\"log\": \"orders\", \"text\": \"tea\"}"

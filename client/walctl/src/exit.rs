@@ -32,6 +32,18 @@ pub(crate) enum ExitKind {
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
 
+/// Ctrl-C ended the command before its end.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted{0}")]
+pub(crate) struct Interruption(&'static str);
+
+impl Interruption {
+    /// While nothing was sent.
+    pub(crate) const BEFORE: Self = Self("");
+    /// While a request that changes something may have been on its way.
+    pub(crate) const UNDERWAY: Self = Self("; the request underway may have been carried out");
+}
+
 /// The content read here differs from the content that was written.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -104,6 +116,9 @@ fn find<E: std::error::Error + 'static>(error: &anyhow::Error) -> Option<&E> {
 fn exit_of(error: &anyhow::Error) -> ExitKind {
     if find::<Usage>(error).is_some() || find::<ConnectionFault>(error).is_some() {
         return ExitKind::Usage;
+    }
+    if find::<Interruption>(error).is_some() {
+        return ExitKind::Interrupted;
     }
     if find::<Damaged>(error).is_some() {
         return ExitKind::DataLoss;

@@ -18,10 +18,12 @@ use prost::Message;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+use tokio::sync::oneshot;
 use wald_client::proto::record::Payload;
 use wald_client::proto::{self, RecordBatch};
 use wald_client::{Header, Record};
 
+use crate::exit::Interruption;
 use crate::output::{JsonHeader, from_base64, from_rfc3339, say};
 
 /// Largest message of a delimited input, bytes: as large as clients take from a server.
@@ -122,6 +124,26 @@ pub(crate) enum InputCommand {
     Append,
     /// It takes [`InputFormat::Json`] only.
     Batch,
+}
+
+/// Reads on a thread of its own, because a read of a terminal or a pipe may never end.
+///
+/// # Errors
+/// The errors of `read`, and [`Interruption`] on Ctrl-C. The thread may still read then; the end of the process ends it.
+pub(crate) async fn apart<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let answer = async {
+        let (sender, receiver) = oneshot::channel();
+        std::thread::spawn(move || sender.send(read()));
+        receiver.await.context("the thread that reads has failed")?
+    };
+    tokio::select! {
+        // First: from its first poll on Ctrl-C does not end the process.
+        biased;
+        _ = tokio::signal::ctrl_c() => Err(Interruption::BEFORE.into()),
+        answer = answer => answer,
+    }
 }
 
 /// Calls `sink` with each record, in order.

@@ -59,7 +59,7 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
             yes,
         } => {
             let there = client.get_log(log.as_str()).await?;
-            if !confirmed(&question(&there), yes)? {
+            if !confirmed(&question(&there), yes).await? {
                 say("nothing was deleted");
                 return Ok(ExitKind::Failed);
             }

@@ -43,8 +43,11 @@ use tokio::net::TcpStream;
 use wald_client::{Client, DEFAULT_TIMEOUT, Health, RetryPolicy, SyncTarget};
 use wald_connection::ConnectionChoice;
 
-use crate::args::{Args, Command, FenceArgs, Global, HealthArgs, StateCommand, SyncArgs, TrimArgs};
-use crate::exit::{Asked, ExitKind, Usage};
+use crate::args::{
+    Args, ClusterCommand, Command, CursorCommand, FenceArgs, Global, HealthArgs, LogCommand,
+    ProducerCommand, StateCommand, SyncArgs, TrimArgs,
+};
+use crate::exit::{Asked, ExitKind, Interruption, Usage};
 use crate::output::{Out, Output, confirmed, say};
 
 /// Time before walctl reports that it cannot connect.
@@ -135,9 +138,32 @@ async fn run(args: Args, matches: &ArgMatches) -> Result<ExitKind> {
     if let Command::Append(append) = args.command {
         return append::run(&client, append, timeout, output).await;
     }
+    let changes = changes(&args.command);
     tokio::select! {
+        // First: some commands have more to say about an interruption.
+        biased;
         done = other(&client, args.command, &settings, output) => done,
-        _ = tokio::signal::ctrl_c() => Ok(ExitKind::Interrupted),
+        _ = tokio::signal::ctrl_c() => match changes {
+            true => Err(Interruption::UNDERWAY.into()),
+            false => Ok(ExitKind::Interrupted),
+        },
+    }
+}
+
+/// Whether a command has the server change something.
+fn changes(command: &Command) -> bool {
+    match command {
+        Command::Log(command) => !matches!(command, LogCommand::Get { .. }),
+        Command::Cursor(command) => {
+            matches!(
+                command,
+                CursorCommand::Set(_) | CursorCommand::Delete { .. }
+            )
+        }
+        Command::Producer(command) => matches!(command, ProducerCommand::Forget { .. }),
+        Command::Cluster(command) => matches!(command, ClusterCommand::HandOver),
+        Command::Batch(_) | Command::Trim(_) | Command::Fence(_) => true,
+        _ => false,
     }
 }
 
@@ -208,7 +234,7 @@ async fn trim(client: &Client, args: TrimArgs, output: Output) -> Result<ExitKin
         "forget the records of {} below lsn {}, for ever?",
         args.log, args.before
     );
-    if !confirmed(&question, args.yes)? {
+    if !confirmed(&question, args.yes).await? {
         say("nothing was trimmed");
         return Ok(ExitKind::Failed);
     }

@@ -12,6 +12,7 @@
 
 use std::io::{self, BufRead, BufWriter, ErrorKind, IsTerminal, Stdout, Write};
 
+use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -26,6 +27,7 @@ use wald_client::{Batch, Header, StoredRecord};
 use wald_text::shown::{escaped, escaped_bytes, escaped_json};
 
 use crate::exit::Usage;
+use crate::input::apart;
 
 /// Form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -54,15 +56,19 @@ pub(crate) fn note(text: &str) {
 }
 
 /// Asks a person on a terminal to confirm a step that nobody can undo. Scripts are not asked.
-#[allow(clippy::print_stderr, reason = "the one place")]
-pub(crate) fn confirmed(question: &str, yes: bool) -> io::Result<bool> {
-    let stdin = io::stdin();
-    if yes || !stdin.is_terminal() {
+pub(crate) async fn confirmed(question: &str, yes: bool) -> Result<bool> {
+    if yes || !io::stdin().is_terminal() {
         return Ok(true);
     }
-    eprint!("walctl: {} [y/N] ", escaped(question));
-    let mut answer = String::new();
-    stdin.lock().read_line(&mut answer)?;
+    let question = format!("walctl: {} [y/N] ", escaped(question));
+    let answer = apart(move || {
+        let _unread = io::stderr().write_all(question.as_bytes());
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer)?;
+        Ok(answer)
+    });
+    // The message about the interruption gets a line of its own.
+    let answer = answer.await.inspect_err(|_| note(""))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 

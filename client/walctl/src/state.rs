@@ -290,7 +290,7 @@ pub(crate) async fn settle(client: &Client, args: SettleArgs) -> Result<ExitKind
         settled.in_log, settled.dropped
     );
     let decided = settled.dropped > 0 || settled.new_epoch.is_some();
-    if decided && !confirmed(&format!("{summary}: is this right?"), args.yes)? {
+    if decided && !confirmed(&format!("{summary}: is this right?"), args.yes).await? {
         say("the state is as it was");
         return Ok(ExitKind::Failed);
     }

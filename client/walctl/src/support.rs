@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Map, Value, json};
@@ -11,6 +11,7 @@ use wald_client::Client;
 
 use crate::args::BundleArgs;
 use crate::exit::ExitKind;
+use crate::input::apart;
 use crate::output::{Out, Output, note};
 use crate::{cluster, cursors, logs, status};
 
@@ -19,9 +20,13 @@ const MOST_METRICS: u64 = 64 << 20;
 
 pub(crate) async fn run(client: &Client, args: BundleArgs) -> Result<ExitKind> {
     // First: files that cannot be used are no fault of the server.
-    let metrics = args.metrics.as_deref().map(read_metrics).transpose()?;
+    let metrics = match args.metrics.clone() {
+        Some(path) => Some(apart(move || read_metrics(&path)).await?),
+        None => None,
+    };
     let to_stdout = args.file.to_str() == Some("-");
-    let file = (!to_stdout).then(|| create(&args.file)).transpose();
+    let file = (!to_stdout).then(|| BundleFile::create(&args.file));
+    let file = file.transpose();
     let file = file.with_context(|| args.file.display().to_string())?;
     // At once: a server that gives no answer takes the timeout once.
     let (status, nodes, logs, cursors) = tokio::join!(
@@ -84,19 +89,45 @@ fn read_metrics(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Makes a file that only its owner can read, and never takes another one's place.
-fn create(path: &Path) -> io::Result<fs::File> {
-    let mut options = fs::OpenOptions::new();
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.write(true).create_new(true).open(path)
+/// A new file, which is removed unless all of it is written: the next run could not use its name.
+struct BundleFile {
+    file: fs::File,
+    path: PathBuf,
+    is_whole: bool,
+}
+
+impl BundleFile {
+    /// Makes a file that only its owner can read, and never takes another one's place.
+    fn create(path: &Path) -> io::Result<Self> {
+        let mut options = fs::OpenOptions::new();
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.write(true).create_new(true).open(path)?;
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            is_whole: false,
+        })
+    }
+}
+
+impl Drop for BundleFile {
+    fn drop(&mut self) {
+        if !self.is_whole {
+            // If it stays, the next run says so.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// Writes to the file, or to stdout.
-fn write(file: Option<fs::File>, bundle: &Value) -> Result<()> {
+fn write(file: Option<BundleFile>, bundle: &Value) -> Result<()> {
     let mut text = serde_json::to_vec_pretty(bundle)?;
     text.push(b'\n');
     match file {
-        Some(mut file) => file.write_all(&text)?,
+        Some(mut new) => {
+            new.file.write_all(&text)?;
+            new.is_whole = true;
+        }
         None => {
             let mut out = Out::new(Output::Raw);
             out.bytes(&text)?;

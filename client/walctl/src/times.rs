@@ -39,9 +39,16 @@ impl Times {
         });
     }
 
-    /// Warns of each log that stored a later time. Says nothing of a log that cannot be read: the
-    /// caller may have no right to.
+    /// Warns of each log that stored a later time, until Ctrl-C: the records are appended, and nobody has to wait for
+    /// a server that went away since. Says nothing of a log that cannot be read: the caller may have no right to.
     pub(crate) async fn warn(&self, client: &Client) {
+        tokio::select! {
+            () = self.read_back(client) => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    }
+
+    async fn read_back(&self, client: &Client) {
         for first in &self.first {
             let read = client
                 .read(first.log.as_str())

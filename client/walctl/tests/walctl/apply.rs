@@ -1,6 +1,8 @@
 //! `walctl apply`: logs as a file says.
 
-use crate::command::Fixture;
+use std::process::Stdio;
+
+use crate::command::{Fixture, interrupt};
 
 const FILE: &str = "
 logs:
@@ -106,4 +108,27 @@ async fn error_names_the_log_and_the_steps_before_are_shown() {
     assert_eq!(failed.code, 1, "{}", failed.stderr);
     assert!(failed.stderr.contains("$system"), "{}", failed.stderr);
     assert_eq!(failed.stdout, "created shop/orders\ncreated shop/audit\n");
+}
+
+#[tokio::test]
+async fn interrupted_run_shows_the_steps_that_are_done() {
+    let fixture = Fixture::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("logs.yaml");
+    let logs: String = (0..5_000).map(|at| format!("  - name: l{at}\n")).collect();
+    std::fs::write(&path, format!("logs:\n{logs}")).unwrap();
+    let command = format!("apply -f {} --timeout 60s", path.display());
+    let child = fixture.command(&command).stdin(Stdio::null()).spawn();
+    let child = child.unwrap();
+    while fixture.memory.state.lock().unwrap().logs.len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    // Every later call is referred to nobody.
+    *fixture.memory.owner.lock().unwrap() = Some("http://127.0.0.1:1".to_owned());
+    interrupt(child.id().unwrap()).await;
+    let ended = child.wait_with_output().await.unwrap();
+    assert_eq!(ended.status.code(), Some(130));
+    let (stdout, stderr) = (ended.stdout, String::from_utf8(ended.stderr).unwrap());
+    assert!(stdout.starts_with(b"created l0\n"), "{stderr}");
+    assert!(stderr.contains("may have been carried out"), "{stderr}");
 }

@@ -8,11 +8,12 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::memory::Memory;
 
@@ -37,6 +38,13 @@ pub(crate) struct RanBytes {
 pub(crate) fn write_with_mode(path: &Path, text: &str, mode: u32) {
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+/// Sends a process the signal of Ctrl-C.
+pub(crate) async fn interrupt(process: u32) {
+    let mut kill = Command::new("kill");
+    kill.args(["-INT", &process.to_string()]);
+    assert!(kill.status().await.unwrap().success());
 }
 
 impl Fixture {
@@ -112,15 +120,7 @@ impl Fixture {
         typed: &str,
         columns: u16,
     ) -> (i32, String) {
-        let (terminal, line) = pty(columns);
-        let mut child = self
-            .command(arguments)
-            .envs(variables.iter().copied())
-            .stdin(line.try_clone().unwrap())
-            .stdout(line.try_clone().unwrap())
-            .stderr(line)
-            .spawn()
-            .unwrap();
+        let (mut child, terminal) = self.start_on_terminal(arguments, variables, columns);
         let mut keyboard = terminal.try_clone().unwrap();
         keyboard.write_all(typed.as_bytes()).unwrap();
         let screen = tokio::task::spawn_blocking(move || {
@@ -136,6 +136,43 @@ impl Fixture {
         // The command had the other side's descriptors, too.
         drop(child);
         (code, screen.await.unwrap())
+    }
+
+    /// Runs walctl on a terminal, and interrupts it once the screen has these words. Returns its exit code and the screen.
+    pub(crate) async fn interrupted_at(&self, arguments: &str, words: &str) -> (i32, String) {
+        let (mut child, mut terminal) = self.start_on_terminal(arguments, &[], 120);
+        let words = words.to_owned();
+        let shown = tokio::task::spawn_blocking(move || {
+            let (mut seen, mut some) = (String::new(), [0; 4096]);
+            while !seen.contains(&words) {
+                let read = terminal.read(&mut some).unwrap();
+                seen.push_str(&String::from_utf8_lossy(&some[..read]));
+            }
+            (seen, terminal)
+        });
+        // A terminal that is closed would end the command, too.
+        let (screen, _terminal) = shown.await.unwrap();
+        interrupt(child.id().unwrap()).await;
+        let ended = tokio::time::timeout(Duration::from_secs(20), child.wait()).await;
+        (ended.unwrap().unwrap().code().unwrap(), screen)
+    }
+
+    fn start_on_terminal(
+        &self,
+        arguments: &str,
+        variables: &[(&str, &Path)],
+        columns: u16,
+    ) -> (Child, File) {
+        let (terminal, line) = pty(columns);
+        let child = self
+            .command(arguments)
+            .envs(variables.iter().copied())
+            .stdin(line.try_clone().unwrap())
+            .stdout(line.try_clone().unwrap())
+            .stderr(line)
+            .kill_on_drop(true)
+            .spawn();
+        (child.unwrap(), terminal)
     }
 }
 

@@ -1,9 +1,12 @@
 //! Many logs at a look: patterns, `top`, followers of a prefix, completion, and the document for a person who helps.
 
+use std::process::Stdio;
+
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt as _;
 
-use crate::command::Fixture;
+use crate::command::{Fixture, interrupt};
 
 /// A server with four logs, and a cursor on one of them.
 async fn shop() -> Fixture {
@@ -168,4 +171,28 @@ async fn bundle_of_a_dead_server_has_its_errors() {
     let bundle: Value = serde_json::from_str(&ran.stdout).unwrap();
     let error = bundle["status"]["error"].as_str().unwrap();
     assert!(error.contains("127.0.0.1:1"), "{error}");
+}
+
+#[tokio::test]
+async fn interrupted_bundle_leaves_no_file_in_the_way_of_the_next() {
+    let mut fixture = Fixture::new().await;
+    let served = fixture.endpoint.clone();
+    // It takes connections, and says nothing.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    fixture.endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("bundle.json");
+    let line = format!("support-bundle {}", path.display());
+    let child = fixture.command(&line).stdin(Stdio::null()).spawn();
+    let child = child.unwrap();
+    let (mut connection, _) = silent.accept().await.unwrap();
+    // The beginning of HTTP/2.
+    connection.read_exact(&mut [0; 24]).await.unwrap();
+    interrupt(child.id().unwrap()).await;
+    let ended = child.wait_with_output().await.unwrap();
+    assert_eq!(ended.status.code(), Some(130));
+    assert!(!path.exists());
+    fixture.endpoint = served;
+    let ran = fixture.walctl(&line, "").await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
 }

@@ -1,10 +1,10 @@
 //! `walctl` as scripts see it: input, output, exit codes.
 
 use std::process::Stdio;
+use std::time::Duration;
 
-use crate::command::Fixture;
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
+use crate::command::{Fixture, interrupt};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use wald_client::proto::{Gap, GapReason};
 
 #[tokio::test]
@@ -268,12 +268,7 @@ async fn interrupted_append_says_how_far_it_came_and_exits_with_130() {
     while fixture.memory.requests.lock().unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
-    let interrupt = format!("kill -INT {}", child.id().unwrap());
-    Command::new("sh")
-        .args(["-c", &interrupt])
-        .status()
-        .await
-        .unwrap();
+    interrupt(child.id().unwrap()).await;
     let ended = child.wait_with_output().await.unwrap();
     assert_eq!(ended.status.code(), Some(130));
     let stderr = String::from_utf8(ended.stderr).unwrap();
@@ -289,6 +284,56 @@ async fn interrupted_append_says_how_far_it_came_and_exits_with_130() {
         "They are lost if walctl is killed or gets Ctrl-C",
     ] {
         assert!(help.contains(words), "{words}: {help}");
+    }
+}
+
+#[tokio::test]
+async fn interrupted_append_reads_nothing_back_from_a_server_that_went_away() {
+    let fixture = Fixture::new().await;
+    let mut child = fixture
+        .command("append log --format json --timeout 60s")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let line = "{\"text\": \"x\", \"time\": \"2026-01-01T00:00:00Z\"}\n";
+    stdin
+        .write_all(line.repeat(1_500).as_bytes())
+        .await
+        .unwrap();
+    while fixture.memory.requests.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // Every later call is referred to nobody.
+    *fixture.memory.owner.lock().unwrap() = Some("http://127.0.0.1:1".to_owned());
+    interrupt(child.id().unwrap()).await;
+    let ended = tokio::time::timeout(Duration::from_secs(20), child.wait_with_output()).await;
+    assert_eq!(ended.unwrap().unwrap().status.code(), Some(130));
+    drop(stdin);
+}
+
+#[tokio::test]
+async fn interrupted_change_says_that_its_request_may_be_carried_out() {
+    let mut fixture = Fixture::new().await;
+    for (command, said) in [
+        (
+            "fence log",
+            "walctl: interrupted; the request underway may have been carried out\n",
+        ),
+        ("logs", ""),
+    ] {
+        // It takes connections, and says nothing.
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        fixture.endpoint = format!("http://{}", silent.local_addr().unwrap());
+        let child = fixture.command(command).stdin(Stdio::null()).spawn();
+        let child = child.unwrap();
+        let (mut connection, _) = silent.accept().await.unwrap();
+        // The beginning of HTTP/2.
+        connection.read_exact(&mut [0; 24]).await.unwrap();
+        interrupt(child.id().unwrap()).await;
+        let ended = child.wait_with_output().await.unwrap();
+        assert_eq!(ended.status.code(), Some(130), "{command}");
+        assert_eq!(String::from_utf8(ended.stderr).unwrap(), said, "{command}");
     }
 }
 
@@ -517,7 +562,6 @@ async fn server_without_an_answer_is_named_and_so_is_the_outcome() {
 
 #[tokio::test]
 async fn server_of_http_1_is_said_to_be_no_wald_server() {
-    use tokio::io::AsyncReadExt;
     let mut fixture = Fixture::new().await;
     let other = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     fixture.endpoint = format!("http://{}", other.local_addr().unwrap());

@@ -190,3 +190,22 @@ async fn follower_of_a_missing_log_says_that_it_waits() {
         child.kill().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn interruption_at_a_question_ends_the_command_and_changes_nothing() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append orders --text a", "").await;
+    for command in ["log delete orders", "trim orders --before 1"] {
+        let (code, screen) = fixture.interrupted_at(command, "[y/N]").await;
+        assert_eq!(code, 130, "{screen}");
+    }
+    assert_eq!(fixture.memory.payloads("orders"), ["a"]);
+}
+
+#[tokio::test]
+async fn interruption_while_a_batch_is_typed_ends_the_command() {
+    let fixture = Fixture::new().await;
+    let (code, screen) = fixture.interrupted_at("batch", "Ctrl-D ends").await;
+    assert_eq!(code, 130, "{screen}");
+    assert!(fixture.memory.requests.lock().unwrap().is_empty());
+}
