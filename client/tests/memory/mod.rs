@@ -78,6 +78,8 @@ pub(crate) struct Memory {
     pub(crate) caller_prefix: Mutex<String>,
     /// The tokens of the calls so far.
     pub(crate) tokens: Mutex<Vec<String>>,
+    /// Deleted logs whose keys are still there, by name and number.
+    pub(crate) unerased: Mutex<Vec<(String, u64)>>,
     /// Cuts every connection through the proxy.
     cut: broadcast::Sender<()>,
 }
@@ -140,6 +142,7 @@ impl Memory {
             lingers: AtomicBool::new(false),
             door: Mutex::default(),
             tokens: Mutex::default(),
+            unerased: Mutex::default(),
             cut: broadcast::channel(8).0,
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -757,9 +760,25 @@ impl LogService for Memory {
     async fn delete_log(&self, request: Request<DeleteLogRequest>) -> Answer<DeleteLogResponse> {
         let request = request.into_inner();
         let mut state = self.state.lock().unwrap();
-        state.existing(&request.log, request.log_id)?;
-        state.logs.remove(&request.log);
-        Ok(Response::new(DeleteLogResponse {}))
+        let found = state.existing(&request.log, request.log_id);
+        let missing = match found.map(drop) {
+            Ok(()) => {
+                state.logs.remove(&request.log);
+                return Ok(Response::new(DeleteLogResponse {}));
+            }
+            Err(missing) => missing,
+        };
+        let mut unerased = self.unerased.lock().unwrap();
+        let is_meant = |(name, id): &(String, u64)| {
+            *name == request.log && request.log_id.is_none_or(|wanted| wanted == *id)
+        };
+        match unerased.iter().position(is_meant).filter(|_| request.shred) {
+            Some(at) => {
+                unerased.remove(at);
+                Ok(Response::new(DeleteLogResponse {}))
+            }
+            None => Err(missing),
+        }
     }
 
     async fn list_producers(

@@ -4,8 +4,8 @@ use anyhow::Result;
 use indicatif::HumanBytes;
 use jiff::Timestamp;
 use serde_json::json;
-use wald_client::Client;
 use wald_client::proto::{Compression, Log, LogConfig, Retention, SyncMode};
+use wald_client::{Client, Outcome, Reason};
 use wald_text::units::shown_span;
 
 use crate::args::{ConfigureArgs, LogCommand, LogsArgs};
@@ -58,19 +58,34 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
             shred,
             yes,
         } => {
-            let there = client.get_log(log.as_str()).await?;
+            let there = match client.get_log(log.as_str()).await {
+                // A later log of the name is not the one to erase.
+                Ok(there) if shred && log_id.is_some_and(|id| id != there.log_id) => None,
+                Ok(there) => Some(there),
+                // An erasure that was cut off after the deletion: the server continues it.
+                Err(error) if shred && error.reason() == Some(Reason::LogNotFound) => None,
+                Err(error) => return Err(error.into()),
+            };
+            let Some(there) = there else {
+                // Nobody is asked again: the log is gone, and its records with it.
+                client.shred_log(log.as_str(), log_id).await?;
+                note(&format!(
+                    "destroyed the keys of {log}, which was deleted before"
+                ));
+                return Ok(ExitKind::Ok);
+            };
             if !confirmed(&question(&there), yes).await? {
                 say("nothing was deleted");
                 return Ok(ExitKind::Failed);
             }
             // The log that was asked about, not a later one of its name.
-            let log_id = log_id.or(Some(there.log_id));
+            let id = log_id.unwrap_or(there.log_id);
             if shred {
-                client.shred_log(log.as_str(), log_id).await?;
+                erase(client, &log, id).await?;
                 note(&format!("deleted {log}, and destroyed its keys"));
                 return Ok(ExitKind::Ok);
             }
-            client.delete_log(log.as_str(), log_id).await?;
+            client.delete_log(log.as_str(), Some(id)).await?;
             note(&format!("deleted {log}"));
             return Ok(ExitKind::Ok);
         }
@@ -83,6 +98,17 @@ pub(crate) async fn log(client: &Client, command: LogCommand, output: Output) ->
         print(&[log], output)?;
     }
     Ok(ExitKind::Ok)
+}
+
+/// Deletes a log and destroys its keys. The error of an erasure that may be half done has the number of the log: a repeat
+/// with it never meets a later log of the name.
+async fn erase(client: &Client, log: &str, id: u64) -> Result<()> {
+    let erased = client.shred_log(log, Some(id)).await;
+    erased.map_err(|error| match error.outcome() {
+        Outcome::Unknown => anyhow::Error::from(error)
+            .context(format!("erasing {log} (repeat it with --log-id {id})")),
+        Outcome::NotApplied => error.into(),
+    })
 }
 
 /// The configuration that the flags make, and the paths of the fields they set.

@@ -338,6 +338,34 @@ async fn interrupted_change_says_that_its_request_may_be_carried_out() {
 }
 
 #[tokio::test]
+async fn erasure_that_was_cut_off_after_the_deletion_can_be_repeated() {
+    let fixture = Fixture::new().await;
+    *fixture.memory.unerased.lock().unwrap() = vec![("gone".to_owned(), 7)];
+    let ran = fixture.walctl("log delete gone", "").await;
+    assert_eq!(ran.code, 3, "{}", ran.stderr);
+    let ran = fixture.walctl("log delete --shred gone", "").await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(fixture.memory.unerased.lock().unwrap().is_empty());
+    let ran = fixture.walctl("log delete --shred gone", "").await;
+    assert_eq!(ran.code, 3, "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn repeat_of_an_erasure_by_number_leaves_a_new_log_of_the_name() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log --text x", "").await;
+    let get = fixture.walctl("log get log -o json", "").await;
+    let there: serde_json::Value = serde_json::from_str(&get.stdout).unwrap();
+    let earlier = there[0]["log_id"].as_u64().unwrap() + 7;
+    *fixture.memory.unerased.lock().unwrap() = vec![("log".to_owned(), earlier)];
+    let line = format!("log delete --shred log --log-id {earlier}");
+    let ran = fixture.walctl(&line, "").await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(fixture.memory.unerased.lock().unwrap().is_empty());
+    assert_eq!(fixture.memory.payloads("log"), ["x"]);
+}
+
+#[tokio::test]
 async fn sync_and_health_answer() {
     let fixture = Fixture::new().await;
     assert_eq!(
