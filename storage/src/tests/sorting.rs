@@ -289,7 +289,7 @@ fn scan_passes_a_run_with_many_logs_that_keep_nothing() {
     let f = Fixture::with(SimDisk::new(), config());
     let logs: Vec<String> = (0..20_000).map(|number| format!("l{number}")).collect();
     let data: &[&[u8]] = &[b"x"];
-    for logs in logs.chunks(80) {
+    for logs in logs.chunks(50) {
         let records = logs.iter().map(|log| (log.as_str(), data));
         let records: Vec<_> = records.collect();
         f.append_batch(batch(&records)).unwrap();
