@@ -637,7 +637,8 @@ async fn sort(engine: &LocalEngine) -> usize {
             .await
             .unwrap();
         count += 1;
-        assert!(count < 4_000, "nothing is sorted");
+        // The sorter rests for up to a second between its steps, and a fast disk takes thousands of records meanwhile.
+        assert!(count < 16_000, "nothing is sorted");
     }
     engine.drain().await.unwrap();
     count
