@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 
 use super::exactly_once::of;
 use super::*;
+use crate::api::error::RestoreError;
 use crate::api::record::{Gap, GapReason, LogConfig, Retention};
 use crate::api::ticket::block_on;
 use crate::disk::{Disk, DiskFile, DiskLock, FileSystem, Unreadable};
 use crate::engine::Start;
+use crate::format::frame::HEADER_BYTES;
+use crate::index::run_file;
 use crate::tools::archive::list;
 use crate::tools::archive::list::{ArchiveFilter, ArchiveListing};
 use crate::tools::archive::restore;
@@ -732,7 +735,13 @@ fn damage_in_an_archive_is_named_and_all_else_is_restored() {
         let target_disk: Arc<dyn Disk> = Arc::new(target.clone());
         let restored =
             restore::restore(&archive, &target_disk, &filter, &config(), &mut |_| {}).unwrap();
-        assert_eq!(restored.findings, found.findings, "{what}");
+        // A restore also names the records of logs that no file describes.
+        let (faults, unnamed) = restored.findings.split_at(found.findings.len());
+        assert_eq!(faults, found.findings, "{what}");
+        assert!(
+            unnamed.iter().all(|finding| finding.log.is_none()),
+            "{what}: {unnamed:?}"
+        );
         assert_eq!(restored.report.findings, Vec::<String>::new(), "{what}");
         assert_eq!(restored.report.damage, [], "{what}");
         let missing = all - restored.report.records;
@@ -803,12 +812,10 @@ fn of_two_logs_of_a_name_the_newer_is_restored_and_the_other_by_its_id() {
         for (first, stored) in found {
             assert_eq!(told["a"].get(&first), Some(&stored));
         }
+        drop(other);
         // A restore does not write over a store.
         let again = restore::restore(&archive, &target_disk, &filter, &config(), &mut |_| {});
-        assert!(matches!(
-            again,
-            Err(crate::api::error::RestoreError::NotEmpty { .. })
-        ));
+        assert!(matches!(again, Err(RestoreError::NotEmpty { .. })));
     }
     let nothing = ArchiveFilter {
         prefix: "z".to_owned(),
@@ -818,7 +825,7 @@ fn of_two_logs_of_a_name_the_newer_is_restored_and_the_other_by_its_id() {
     let restored = restore::restore(&archive, &target, &nothing, &config(), &mut |_| {});
     assert!(matches!(
         restored,
-        Err(crate::api::error::RestoreError::NothingArchived { .. })
+        Err(RestoreError::NothingArchived { .. })
     ));
 }
 
@@ -849,4 +856,86 @@ fn an_archive_has_records_of_producers_and_not_the_key_of_their_digests() {
         assert!(!bytes.windows(8).any(|part| part == &key[..8]), "{name}");
     }
     assert!(files > 0);
+}
+
+#[test]
+fn log_that_only_a_later_file_describes_keeps_its_earlier_records() {
+    let (disk, clock) = (SimDisk::new(), TestClock::new());
+    let fixture = archiving(&disk, &clock).unwrap();
+    let mut told = Told::new();
+    let mut archive_more = || {
+        fixture.fill_noted(6, &mut told);
+        fixture.expire_all();
+        fixture.fill_noted(4, &mut told);
+        fixture.sort_all();
+    };
+    fixture.keep_newest("a", 5);
+    fixture.keep_newest("c", 5);
+    archive_more();
+    fixture.keep_newest("c", 1 << 40);
+    archive_more();
+    let nameless = fixture.core.logs.by_name("c").unwrap().id;
+    drop(fixture);
+    let archive = archive_of(&disk);
+    let listing = listed(&*archive);
+    // No file describes "c" any more, and some files do not describe "a".
+    let has = |file: &list::ArchiveFile, log: &str| {
+        let mut names = file.logs.iter().filter_map(|log| log.name.as_ref());
+        names.any(|name| name.as_str() == log)
+    };
+    let (damaged, whole): (Vec<_>, Vec<_>) = listing.files.iter().partition(|file| has(file, "c"));
+    assert!(damaged.iter().any(|file| has(file, "a")));
+    assert!(whole.iter().any(|file| has(file, "a")));
+    for file in &damaged {
+        let Ok(opened) = run_file::open_archived(&*archive, &file.path) else {
+            panic!("{} is whole", file.path);
+        };
+        let at = usize::try_from(opened.head.images_at).unwrap();
+        let mut bytes = disk.contents(&under(&file.path)).unwrap();
+        bytes[at + HEADER_BYTES + 8] ^= 1;
+        disk.replace(&under(&file.path), bytes);
+    }
+    let target = SimDisk::new();
+    let target_disk: Arc<dyn Disk> = Arc::new(target.clone());
+    let filter = ArchiveFilter::default();
+    let restored =
+        restore::restore(&archive, &target_disk, &filter, &config(), &mut |_| {}).unwrap();
+    let lost = restored.findings.iter().filter_map(|finding| {
+        let lsns = finding.lsns.clone()?;
+        assert_eq!(finding.log_id, Some(nameless));
+        Some((lsns.start.get(), lsns.end.get()))
+    });
+    assert_eq!(lost.collect::<Vec<_>>(), archived(&listing, "c"));
+    assert_eq!(restored.findings.len(), 2 * damaged.len());
+    let other = start(&target, None, &TestClock::new()).unwrap();
+    let ranges = joined(archived(&listing, "a"));
+    assert_eq!(batches(&other, "a").unwrap(), within(&told["a"], &ranges));
+}
+
+#[test]
+fn store_that_comes_while_the_archive_is_read_is_not_touched() {
+    let (disk, clock, _) = unarchived();
+    let fixture = archiving(&disk, &clock).unwrap();
+    fixture.sort_all();
+    drop(fixture);
+    let archive = archive_of(&disk);
+    let target = SimDisk::new();
+    let target_disk: Arc<dyn Disk> = Arc::new(target.clone());
+    let filter = ArchiveFilter::default();
+    let mut is_there = false;
+    let refused = restore::restore(&archive, &target_disk, &filter, &config(), &mut |_| {
+        if !std::mem::replace(&mut is_there, true) {
+            drop(start(&target, None, &TestClock::new()).unwrap());
+        }
+    });
+    assert!(matches!(refused, Err(RestoreError::NotEmpty { .. })));
+    assert!(target.contents("RESTORING").is_none());
+    let served = start(&target, None, &TestClock::new()).unwrap();
+    // Its directory may be free later.
+    let refused = restore::restore(&archive, &target_disk, &filter, &config(), &mut |_| {});
+    assert!(matches!(
+        refused,
+        Err(RestoreError::Open(OpenError::Locked { .. }))
+    ));
+    drop(served);
 }

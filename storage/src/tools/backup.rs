@@ -32,7 +32,7 @@ pub use self::kept::{KeptContent, SetAside, open_kept, remove_kept_content, set_
 pub use self::replica::{ReplicaCheck, ReplicaContent, RestoredAs, clear_unfinished_take_over};
 pub use self::restore::{Restored, refuse_if_locked, refuse_if_used};
 pub(crate) use self::restore::{
-    begin as begin_restore, finish as finish_restore, flush_names, write,
+    begin as begin_restore, finish as finish_restore, flush_names, refuse_target, write,
 };
 pub(crate) use self::take::{begin, begin_finished};
 pub use self::view::{BackupCheck, BackupView, content_path};

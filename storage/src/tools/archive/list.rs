@@ -36,14 +36,17 @@ impl ArchiveFilter {
 
     pub(crate) fn selects(&self, image: &Image) -> bool {
         let name = image.name.as_ref();
-        let named = match name {
-            Some(name) => {
-                self.log.as_ref().is_none_or(|log| log == name)
-                    && name.as_str().starts_with(&self.prefix)
-            }
-            None => self.log.is_none() && self.prefix.is_empty(),
+        let Some(name) = name else {
+            return self.selects_unnamed(image.id);
         };
-        named && self.log_id.is_none_or(|id| id == image.id)
+        self.log.as_ref().is_none_or(|log| log == name)
+            && name.as_str().starts_with(&self.prefix)
+            && self.log_id.is_none_or(|id| id == image.id)
+    }
+
+    /// Whether it selects a log whose name is lost.
+    pub(crate) fn selects_unnamed(&self, id: LogId) -> bool {
+        self.log.is_none() && self.prefix.is_empty() && self.log_id.is_none_or(|only| only == id)
     }
 
     fn is_of_all(&self) -> bool {

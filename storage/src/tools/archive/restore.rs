@@ -5,6 +5,7 @@
 //! A record that exists twice is taken once, by lsn.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::list::{ArchiveFilter, ArchiveFinding, ArchivedFile, look, names};
@@ -33,7 +34,7 @@ use crate::logs::image::Image;
 use crate::logs::image::put_images;
 use crate::logs::{FirstKept, TrimBy};
 use crate::recovery::RecoveryReport;
-use crate::tools::backup::{self, refuse_if_used, write};
+use crate::tools::backup::{self, write};
 use crate::upkeep::sorter;
 use crate::upkeep::sorter::RunWriter;
 
@@ -72,6 +73,8 @@ pub struct SkippedLog {
 struct FilePack {
     /// The first record in it.
     first: Lsn,
+    /// The record after its last one.
+    next: Lsn,
     /// Index of the file.
     source: usize,
     address: Position,
@@ -99,6 +102,8 @@ struct Restoring {
 struct RestorePlan {
     sources: Vec<ArchiveSource>,
     logs: BTreeMap<LogId, Restoring>,
+    /// Packs of logs that no file described so far: a later one may.
+    unnamed: Vec<(LogId, FilePack)>,
     skipped: Vec<SkippedLog>,
     /// Positions at which runs may end.
     borders: BTreeSet<Position>,
@@ -124,7 +129,8 @@ pub fn restore(
     config: &StorageConfig,
     progress: &mut dyn FnMut(u64),
 ) -> Result<ArchiveRestored, RestoreError> {
-    refuse_if_used(&**target)?;
+    // First: to read the archive takes long.
+    backup::refuse_target(&**target)?;
     let mut findings = Vec::new();
     let plan = plan(archive, filter, &mut findings, progress)?;
     let files = plan.sources.len() as u64;
@@ -181,6 +187,7 @@ fn plan(
     let mut plan = RestorePlan {
         sources: Vec::new(),
         logs: BTreeMap::new(),
+        unnamed: Vec::new(),
         skipped: Vec::new(),
         borders: BTreeSet::new(),
         arrival: Timestamp::default(),
@@ -191,6 +198,7 @@ fn plan(
             plan.add(looked);
         }
     }
+    plan.assign_unnamed(filter, findings);
     plan.choose(filter);
     if plan.logs.is_empty() {
         return Err(RestoreError::NothingArchived {
@@ -220,21 +228,47 @@ impl RestorePlan {
             }
         }
         for pack in looked.walked.into_iter().flat_map(|walked| walked.packs) {
-            // A log that no file describes has no name either.
-            if let Some(log) = self.logs.get_mut(&pack.log) {
-                log.parts.push(FilePack {
-                    first: pack.place.first_lsn,
-                    source,
-                    address: pack.place.position,
-                    bytes: pack.place.frame_len,
-                    positions: pack.positions,
-                });
+            let part = FilePack {
+                first: pack.place.first_lsn,
+                next: pack.place.next_lsn(),
+                source,
+                address: pack.place.position,
+                bytes: pack.place.frame_len,
+                positions: pack.positions,
+            };
+            match self.logs.get_mut(&pack.log) {
+                Some(log) => log.parts.push(part),
+                None => self.unnamed.push((pack.log, part)),
             }
         }
         self.sources.push(ArchiveSource {
             path: looked.path,
             life: looked.opened.life,
         });
+    }
+
+    /// Gives packs to logs that only later files described. A log that no file describes has no name either: its records
+    /// are reported.
+    fn assign_unnamed(&mut self, filter: &ArchiveFilter, findings: &mut Vec<ArchiveFinding>) {
+        let mut lost: BTreeMap<(LogId, usize), Range<Lsn>> = BTreeMap::new();
+        for (id, part) in std::mem::take(&mut self.unnamed) {
+            if let Some(log) = self.logs.get_mut(&id) {
+                log.parts.push(part);
+            } else if filter.selects_unnamed(id) {
+                let lsns = lost
+                    .entry((id, part.source))
+                    .or_insert(part.first..part.next);
+                *lsns = lsns.start.min(part.first)..lsns.end.max(part.next);
+            }
+        }
+        findings.extend(lost.into_iter().map(|((id, source), lsns)| ArchiveFinding {
+            log_id: Some(id),
+            lsns: Some(lsns),
+            ..ArchiveFinding::of_file(
+                &self.sources[source].path,
+                "no file describes the log, so its records are left out",
+            )
+        }));
     }
 
     /// Keeps the selected logs: of several with one name the newest.

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::frames::FrameCheck;
-use super::restore::{UNFINISHED, begin_marked, finish, flush_names, refuse_if_used};
+use super::restore::{UNFINISHED, begin_marked, finish, flush_names};
 use super::view::{ViewFile, leap_beyond};
 use super::{BackupView, Restored};
 use crate::api::config::StorageConfig;
@@ -146,7 +146,6 @@ impl ReplicaContent<'_> {
         restored_as: RestoredAs,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Restored, RestoreError> {
-        refuse_if_used(&**target)?;
         let mark = match restored_as {
             RestoredAs::Copy => UNFINISHED,
             RestoredAs::Store => UNFINISHED_TAKE_OVER,

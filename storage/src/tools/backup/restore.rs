@@ -38,7 +38,6 @@ impl BackupView {
         config: &StorageConfig,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Restored, RestoreError> {
-        refuse_if_used(&**target)?;
         let lock = begin(&**target)?;
         let (mut files, mut bytes) = (0, 0);
         let all_but_format = self.files.iter().filter(|(path, _)| *path != FORMAT);
@@ -120,7 +119,20 @@ fn failed(action: &str, target: &dyn Disk) -> impl FnOnce(std::io::Error) -> Res
 /// The content of `RESTORING` during a restore.
 pub(super) const UNFINISHED: &[u8] = b"a restore is not finished\n";
 
-/// Locks the new directory, marks it as unfinished, and makes the directories of a store.
+/// Refuses the target of a restore, if it is in use. Changes nothing.
+///
+/// # Errors
+/// `Open` if a process has locked it; others as [`refuse_if_used`].
+pub(crate) fn refuse_target(target: &dyn Disk) -> Result<(), RestoreError> {
+    let used = refuse_if_used(target);
+    if let Err(RestoreError::NotEmpty { .. }) = used {
+        // A store that is served may be free later; its files stay.
+        directory::lock_shared(target)?;
+    }
+    used
+}
+
+/// Locks the new directory, which must be empty, marks it as unfinished, and makes the directories of a store.
 pub(crate) fn begin(target: &dyn Disk) -> Result<Box<dyn DiskLock>, RestoreError> {
     begin_marked(target, UNFINISHED)
 }
@@ -130,7 +142,11 @@ pub(super) fn begin_marked(
     target: &dyn Disk,
     mark: &[u8],
 ) -> Result<Box<dyn DiskLock>, RestoreError> {
+    // Before the lock, which makes a file.
+    refuse_target(target)?;
     let lock = directory::lock(target)?;
+    // Again: another process may have made a store meanwhile.
+    refuse_if_used(target)?;
     write(target, RESTORING, mark).map_err(failed("writing", target))?;
     for directory in DIRECTORIES {
         let made = target.create_directory(directory);
