@@ -16,7 +16,7 @@ use wald_storage::{
 use crate::backups::{self, bar};
 use crate::config::Config;
 use crate::host;
-use crate::offline::{DATA_LOSS, FAILED, escaped, json_line, written};
+use crate::offline::{DATA_LOSS, FAILED, escaped, json_line, say, written};
 use crate::serve::Exit;
 
 pub(crate) fn command() -> Command {
@@ -366,19 +366,19 @@ fn restore(
 
 fn tell(restored: &ArchiveRestored, target: &Path, json: bool) -> Result<(), Exit> {
     for finding in &restored.findings {
-        eprintln!("wald: {}", line(finding));
+        say(&line(finding));
     }
     for finding in &restored.report.findings {
-        eprintln!("wald: {}", escaped(&finding.to_string()));
+        say(&finding.to_string());
     }
     for skipped in &restored.skipped {
-        eprintln!(
-            "wald: {} (id {}) is not restored, since a later log has that name; --log-id {} restores \
+        say(&format!(
+            "{} (id {}) is not restored, since a later log has that name; --log-id {} restores \
              it to a directory of its own",
             name(skipped.name.as_ref(), skipped.log_id),
             skipped.log_id,
             skipped.log_id,
-        );
+        ));
     }
     let report = &restored.report;
     let told = match json {

@@ -34,6 +34,7 @@ use serde_json::{Value, json};
 
 use crate::config::{AuditFailurePolicy, AuditScope, Config};
 use crate::metrics::Metrics;
+use crate::offline::say;
 use crate::serve::Exit;
 pub(crate) use call::{AuditedPeer, ChangeEnd, RecordedCall, ShownCredential, Trail};
 pub(crate) use facts::CallFacts;
@@ -256,7 +257,7 @@ impl OfflineAudit {
         match self.refuses {
             true => Err(Exit::new(Exit::CONFIG, why)),
             false => {
-                eprintln!("wald: warning: {why}");
+                say(&format!("warning: {why}"));
                 Ok(())
             }
         }

@@ -75,7 +75,7 @@ use crate::methods::{self, Need, Rpc};
 use crate::metrics::{AuthFailure, AuthMetrics};
 use crate::status;
 pub(crate) use caller::Caller;
-pub(crate) use commands::{command, run, write_new_secret};
+pub(crate) use commands::{command, print_secret, run, write_new_secret};
 pub(crate) use engine::{Engine, ReadEngine};
 pub(crate) use jwt::VerifiedJwt;
 use jwt::{CredentialFault, PresentedJwt, SignatureFault};

@@ -13,7 +13,6 @@ use std::io::{IsTerminal as _, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-#[cfg(feature = "object")]
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -25,7 +24,7 @@ use wald_storage::{
 
 use crate::config::Config;
 use crate::convert;
-use crate::offline::{DATA_LOSS, FAILED, IN_USE, escaped, written};
+use crate::offline::{DATA_LOSS, FAILED, IN_USE, say, written};
 use crate::reload::Fault;
 use crate::serve::Exit;
 
@@ -70,7 +69,6 @@ fn url(place: &Path) -> Option<&str> {
 }
 
 /// Whether the operator names a backup: then a replica beside it does not count.
-#[cfg(feature = "object")]
 pub(crate) fn names_backup(matches: &ArgMatches) -> bool {
     matches.value_source("backup") == Some(ValueSource::CommandLine)
 }
@@ -228,10 +226,10 @@ fn choose(shelf: &BackupShelf, id: &str) -> Result<StoredBackup, Exit> {
         match read(&**content, &format!("{MANIFESTS}/{name}"), found) {
             Ok(found) => kept.push(found),
             Err(bad) if id == "latest" && !shelf.trusted.asks() => {
-                eprintln!(
-                    "wald: warning: {}; it is passed over: remove it if that backup is not needed",
-                    escaped(&bad.message)
-                );
+                say(&format!(
+                    "warning: {}; it is passed over: remove it if that backup is not needed",
+                    bad.message
+                ));
                 passed_over = Some(bad);
             }
             Err(bad) => return Err(bad),
@@ -341,7 +339,7 @@ fn tell_damage(manifest: &BackupManifest) {
             (None, Some(to)) => format!("positions {} to {to}", damage.from),
             (None, None) => format!("position {}", damage.from),
         };
-        eprintln!("wald: the store was damaged when it was saved: {place}");
+        say(&format!("the store was damaged when it was saved: {place}"));
     }
 }
 

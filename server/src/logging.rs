@@ -14,7 +14,7 @@
 mod limit;
 mod writer;
 
-use std::io;
+use std::io::{self, Write as _};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -81,7 +81,10 @@ pub(crate) fn start(
 pub(crate) fn print(line: &str) {
     match LINES.has_writer() {
         true => LINES.push(format!("{line}\n").into_bytes(), true),
-        false => eprintln!("{line}"),
+        // Where nobody reads it, the exit code says enough.
+        false => {
+            let _unread = writeln!(io::stderr(), "{line}");
+        }
     }
 }
 

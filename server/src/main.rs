@@ -1,6 +1,9 @@
 //! The Wald daemon: `wald` serves, `wald config` shows and checks settings, `wald verify`
 //! inspects an offline data directory.
 
+// `println` and `eprintln` panic where nobody reads.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod admission;
 mod answers;
 mod archive;
@@ -72,7 +75,7 @@ fn main() -> ExitCode {
         Ok(matches) => matches,
         Err(error) => match misplaced(&error) {
             Some(tip) => {
-                eprintln!("wald: {tip}");
+                offline::say(&tip);
                 return ExitCode::from(2);
             }
             None => error.exit(),
@@ -86,7 +89,7 @@ fn main() -> ExitCode {
     if !matches!(matches.subcommand_name(), None | Some("serve"))
         && let Some((option, _)) = of_serve.into_iter().find(|(_, is_given)| *is_given)
     {
-        eprintln!("wald: --{option} is an option of `wald serve`");
+        offline::say(&format!("--{option} is an option of `wald serve`"));
         return ExitCode::from(2);
     }
     if let Some((name, matches)) = matches.subcommand() {
@@ -164,8 +167,7 @@ fn archived(source: &ConfigSource, matches: &ArgMatches) -> Result<(), u8> {
 /// Reports on stderr why a command other than `serve` failed.
 fn failed(exit: &Exit) -> u8 {
     for line in exit.message.lines() {
-        // It may have words of a peer, such as the store of a bucket.
-        eprintln!("wald: {}", offline::escaped(line));
+        offline::say(line);
     }
     exit.code
 }
@@ -503,7 +505,7 @@ fn otel() -> config::OtelSettings {
 fn configure(source: &ConfigSource, matches: &ArgMatches) -> Result<(), Exit> {
     if matches.subcommand_name() != Some("reference") {
         for warning in warnings() {
-            eprintln!("wald: warning: {warning}");
+            offline::say(&format!("warning: {warning}"));
         }
     }
     let text = match matches.subcommand_name() {

@@ -255,6 +255,12 @@ fn failed(error: &impl std::fmt::Display) -> Exit {
     Exit::new(FAILED, error.to_string())
 }
 
+/// Says something on stderr, on one line and without characters that people do not see. Where nobody reads it, it changes
+/// no result; `eprintln` would panic.
+pub(crate) fn say(text: &str) {
+    let _unread = writeln!(io::stderr(), "wald: {}", escaped(text));
+}
+
 /// Writes to stdout. A reader that closed the pipe has seen enough, so that is no error.
 pub(crate) fn written(result: io::Result<()>) -> Result<(), Exit> {
     match result {

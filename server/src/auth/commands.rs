@@ -17,6 +17,7 @@ use super::file::{TokenEntry, show_time};
 use super::source;
 use super::token::{NewToken, TokenId};
 use crate::config::Config;
+use crate::offline::say;
 use crate::serve::Exit;
 
 /// Longest life of a token.
@@ -272,10 +273,10 @@ fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
     let added = match path {
         Some(path) => EditedFile::read(path).and_then(|file| add(file, principal, &entry)),
         None => {
-            eprintln!(
-                "wald: auth_file is not set; add this entry to token of [principal.{principal}]: {:?}",
+            say(&format!(
+                "auth_file is not set; add this entry to token of [principal.{principal}]: {:?}",
                 entry.show()
-            );
+            ));
             Ok(())
         }
     };
@@ -284,15 +285,42 @@ fn create(path: Option<&Path>, matches: &ArgMatches) -> Result<(), Exit> {
         let _ = fs::remove_file(to);
     }
     added?;
-    eprintln!(
-        "wald: token {} of principal {principal} expires at {}",
+    say(&format!(
+        "token {} of principal {principal} expires at {}",
         entry.id,
         show_time(entry.expires)
-    );
+    ));
     match to {
         Some(_) => Ok(()),
-        None => crate::print(line.as_bytes()),
+        None => print_secret(line.as_bytes()).map_err(|why| undelivered(why, path, entry.id)),
     }
+}
+
+/// Takes a token that nobody has out of the file again: its principal may have two.
+fn undelivered(why: Exit, path: Option<&Path>, id: TokenId) -> Exit {
+    let Some(path) = path else {
+        return why;
+    };
+    let message = &why.message;
+    let removed = EditedFile::read(path).and_then(|file| remove(file, id));
+    let text = match removed {
+        Ok(_) => format!("{message}; token {id} was not delivered, and is revoked"),
+        Err(kept) => format!(
+            "{message}; token {id} was not delivered, and is still in the file ({}): `wald token revoke {id}` removes it",
+            kept.message
+        ),
+    };
+    Exit::new(why.code, text)
+}
+
+/// Writes a secret to the standard output. A closed pipe is an error, because nobody else has the secret.
+///
+/// # Errors
+/// If not all of it could be written.
+pub(crate) fn print_secret(bytes: &[u8]) -> Result<(), Exit> {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(bytes).and_then(|()| out.flush());
+    written.map_err(|error| Exit::new(Exit::IO, format!("writing to the standard output: {error}")))
 }
 
 /// Writes a file with a secret (mode 0600) that does not exist yet: an existing one may hold the only copy of a secret.
@@ -368,11 +396,18 @@ fn list(file: &EditedFile, matches: &ArgMatches) -> Result<(), Exit> {
     crate::print(out.as_bytes())
 }
 
-fn revoke(mut file: EditedFile, matches: &ArgMatches) -> Result<(), Exit> {
+fn revoke(file: EditedFile, matches: &ArgMatches) -> Result<(), Exit> {
     let given = matches.get_one::<String>("id").map_or("", String::as_str);
     let id = TokenId::parse(given).ok_or_else(|| {
         wrong("ID: an id has 8 letters or digits; `wald token list` shows the ids".to_owned())
     })?;
+    let principal = remove(file, id)?;
+    say(&format!("token {id} of principal {principal} is revoked"));
+    Ok(())
+}
+
+/// Removes a token. Returns the name of its principal.
+fn remove(mut file: EditedFile, id: TokenId) -> Result<String, Exit> {
     let found = file.tokens().into_iter().find(|token| token.entry.id == id);
     let Some(found) = found else {
         return Err(wrong(format!(
@@ -387,11 +422,7 @@ fn revoke(mut file: EditedFile, matches: &ArgMatches) -> Result<(), Exit> {
         });
     }
     file.write()?;
-    eprintln!(
-        "wald: token {id} of principal {} is revoked",
-        found.principal
-    );
-    Ok(())
+    Ok(found.principal)
 }
 
 fn check(path: &Path, skips_named_files: bool) -> Result<(), Exit> {
@@ -402,7 +433,7 @@ fn check(path: &Path, skips_named_files: bool) -> Result<(), Exit> {
     };
     let warnings = checked.map_err(|fault| wrong(fault.to_string()))?;
     for warning in warnings {
-        eprintln!("wald: warning: {warning}");
+        say(&format!("warning: {warning}"));
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 
 use super::keys::SigningKey;
 use crate::auth::write_new_secret;
+use crate::offline::say;
 use crate::serve::Exit;
 
 pub(crate) fn command() -> Command {
@@ -58,6 +59,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Exit> {
         _ => SigningKey::read(path).map_err(|fault| super::unusable(&fault))?,
     };
     let public = key.public();
-    eprintln!("wald: public key {public}");
+    say(&format!("public key {public}"));
     crate::print(public.pem().as_bytes())
 }

@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::encryption;
 use crate::encryption::RingFile;
 use crate::host;
-use crate::offline::escaped;
+use crate::offline::say;
 #[cfg(feature = "object")]
 use crate::replica::fetch::{Fetch, FetchError};
 use crate::serve::Exit;
@@ -246,10 +246,9 @@ impl RestoreSource {
                 let progress = &mut |bytes| bar.inc(bytes);
                 let repeats = &mut |error: &FetchError| {
                     bar.reset();
-                    let what = escaped(&error.to_string());
-                    eprintln!(
-                        "wald: the owner of the store has gone on, so the copy begins again: {what}"
-                    );
+                    say(&format!(
+                        "the owner of the store has gone on, so the copy begins again: {error}"
+                    ));
                 };
                 let nothing = &mut |_: &dyn Disk| Ok(());
                 let restored = fetch.restore(target, RestoredAs::Copy, nothing, progress, repeats);
@@ -311,10 +310,10 @@ impl RestoreWork<'_> {
         self.tell(&restored, scratch.path(), Some(&read))?;
         let sound = read.missing == 0 && read.records == restored.report.records;
         if !sound {
-            eprintln!(
-                "wald: of {} records {} were read, {} places are damaged",
+            say(&format!(
+                "of {} records {} were read, {} places are damaged",
                 restored.report.records, read.records, read.missing
-            );
+            ));
         }
         Ok(sound)
     }
@@ -373,14 +372,14 @@ impl RestoreWork<'_> {
         let (backup, replica) = self.source.names();
         let may_lack_records = self.source.may_lack_records(restored);
         if may_lack_records {
-            eprintln!(
-                "wald: records that were trimmed, deleted or expired between position {} and the time of the backup may be \
+            say(&format!(
+                "records that were trimmed, deleted or expired between position {} and the time of the backup may be \
                  missing: the store had been sorted",
                 restored.position
-            );
+            ));
         }
         for finding in &report.findings {
-            eprintln!("wald: {}", escaped(&finding.to_string()));
+            say(&finding.to_string());
         }
         let line = match self.json {
             true => json!({

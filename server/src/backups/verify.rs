@@ -12,7 +12,7 @@ use super::keys::{signature, signed_in_words};
 use super::restore::unfetched;
 use super::{BackupShelf, DATA_LOSS, bar, choose, failed, print, tell_damage, view};
 use crate::config::Config;
-use crate::offline::escaped;
+use crate::offline::say;
 #[cfg(feature = "object")]
 use crate::replica::fetch::{Fetch, FetchError};
 use crate::serve::Exit;
@@ -29,18 +29,18 @@ pub(crate) fn verify(place: &Path, config: &Config, id: &str, json: bool) -> Res
     let check = check.map_err(|error| failed(&error))?;
     tell_damage(&kept.manifest);
     for (path, what) in &check.bad_files {
-        eprintln!("wald: {}: {}", escaped(path), escaped(&what.to_string()));
+        say(&format!("{path}: {what}"));
     }
     if !check.bad_files.is_empty() {
-        eprintln!(
-            "wald: while the store is there, delete each files/... named above from {}: the next \
+        say(&format!(
+            "while the store is there, delete each files/... named above from {}: the next \
              backup sends it again; as long as it is there, every backup counts on it",
             shelf.location()
-        );
+        ));
     }
     let report = check.report.as_ref();
     for finding in report.iter().flat_map(|report| &report.findings) {
-        eprintln!("wald: {}", escaped(&finding.to_string()));
+        say(&finding.to_string());
     }
     let whole = check.bad_files.is_empty()
         && kept.manifest.damage.is_empty()
@@ -105,21 +105,20 @@ pub(crate) fn verify_replica(
         manifest.damage.len()
     });
     for (path, object, what) in &check.bad_files {
-        let (path, object, what) = (escaped(path), escaped(object), escaped(what));
-        eprintln!("wald: {path} ({object}): {what}");
+        say(&format!("{path} ({object}): {what}"));
     }
     if !check.bad_files.is_empty() {
-        eprintln!(
-            "wald: while the store is there, delete each object named above from {place} and restart the daemon: it sends \
+        say(&format!(
+            "while the store is there, delete each object named above from {place} and restart the daemon: it sends \
              the content again with its next manifest"
-        );
+        ));
     }
     if let Err(what) = &check.rows {
-        eprintln!("wald: {}", escaped(what));
+        say(what);
     }
     let report = check.report.as_ref();
     for finding in report.iter().flat_map(|report| &report.findings) {
-        eprintln!("wald: {}", escaped(&finding.to_string()));
+        say(&finding.to_string());
     }
     let rows = check.rows.as_ref().ok();
     let sound = report.is_none_or(|report| report.findings.is_empty() && report.damage.is_empty());

@@ -1,6 +1,7 @@
 //! `wald key`: makes wrapping keys, and shows, copies, puts back and rotates the key ring of a store.
 
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use super::kek::new_text;
 use super::ring::AT_NEXT_START;
 use super::{KeyRing, kek};
 use crate::audit::OfflineAudit;
-use crate::auth::write_new_secret;
+use crate::auth::{print_secret, write_new_secret};
 use crate::config::Config;
 use crate::host;
 use crate::serve::Exit;
@@ -119,7 +120,8 @@ pub(crate) fn run(config: &Config, matches: &ArgMatches) -> Result<(), Exit> {
                     ))
                 })?;
                 let copy = read_copy(path, Some(&keks))?;
-                import(&*locked(config)?.0, path, copy, Some(&keks), older)
+                import(&*locked(config)?.0, path, copy, Some(&keks), older)?;
+                Ok(String::new())
             })
         }
         _ => Ok(()),
@@ -143,18 +145,28 @@ fn disk(config: &Config) -> Result<Arc<dyn Disk>, Exit> {
     Ok(disk)
 }
 
-/// The disk, and the lock of the store, which keeps daemons away.
-fn locked(config: &Config) -> Result<(Arc<dyn Disk>, Offline), Exit> {
+/// The disk, and the locks that keep daemons and other commands away.
+fn locked(config: &Config) -> Result<(Arc<dyn Disk>, Offline, fs::File), Exit> {
     let disk: Arc<dyn Disk> = RealDisk::open(&config.data_dir).map_err(|error| opening(&error))?;
     let offline = Offline::open(Arc::clone(&disk)).map_err(|error| opening(&error))?;
-    Ok((disk, offline))
+    Ok((disk, offline, turn(config)?))
 }
 
-/// Runs a change, and records it.
+/// Waits for other commands that change the ring, which share the lock of the store: two rings of one generation would be
+/// no ring.
+fn turn(config: &Config) -> Result<fs::File, Exit> {
+    let directory = fs::File::open(&config.data_dir).map_err(failed("opening the directory"))?;
+    // Some network file systems lock no directories. There the operator takes care.
+    let _ = directory.lock();
+    Ok(directory)
+}
+
+/// Runs a change, and records it. Then prints the text that `run` returns: a stdout that takes none hides no change from
+/// the audit log.
 fn changed(
     config: &Config,
     command: &str,
-    run: impl FnOnce(&Config) -> Result<(), Exit>,
+    run: impl FnOnce(&Config) -> Result<String, Exit>,
 ) -> Result<(), Exit> {
     host::check_owner(config, &config.data_dir)?;
     let mut audit = OfflineAudit::open(config)?;
@@ -163,7 +175,7 @@ fn changed(
     let outcome = outcome.map_err(|exit| &exit.message as &dyn std::fmt::Display);
     let who = crate::offline::who();
     audit.ran(command, &config.data_dir, &who, outcome)?;
-    result
+    crate::print(result?.as_bytes())
 }
 
 fn new_text_line() -> zeroize::Zeroizing<String> {
@@ -174,12 +186,10 @@ fn new_text_line() -> zeroize::Zeroizing<String> {
 
 /// Writes a text to the file that was named, or to the standard output.
 fn give(matches: &ArgMatches, text: &str) -> Result<(), Exit> {
-    let Some(path) = matches.get_one::<PathBuf>("to") else {
-        let mut out = io::stdout().lock();
-        let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        return written.map_err(failed("writing to stdout"));
-    };
-    write_new_secret(path, text.as_bytes())
+    match matches.get_one::<PathBuf>("to") {
+        Some(path) => write_new_secret(path, text.as_bytes()),
+        None => print_secret(text.as_bytes()),
+    }
 }
 
 fn found(disk: &dyn Disk) -> Result<RingFile, Exit> {
@@ -207,12 +217,10 @@ fn show(config: &Config) -> Result<(), Exit> {
             key.wrapped.kek.0
         );
     }
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(out.as_bytes());
-    written.map_err(failed("writing to stdout"))
+    crate::print(out.as_bytes())
 }
 
-fn rotate(config: &Config) -> Result<(), Exit> {
+fn rotate(config: &Config) -> Result<String, Exit> {
     let keks = kek::Keks::of(config).map_err(wrong)?.ok_or_else(|| {
         wrong(format!(
             "the store is not to be encrypted: {NO_WRAPPING_KEY}"
@@ -225,23 +233,23 @@ fn rotate(config: &Config) -> Result<(), Exit> {
         Err(OpenError::Locked { .. }) => return ask(&*disk),
         Err(error) => return Err(opening(&error)),
     };
+    let _turn = turn(config)?;
     let none = Box::new(|_: &str| None);
     let ring = KeyRing::new(disk, config.encryption_scope, keks, none);
     ring.read().map_err(wrong)?;
     ring.rotate(|| AT_NEXT_START)
         .map_err(failed("writing the key ring"))?;
-    println!(
-        "new records will have new keys; the sorter gives them to earlier ones once the daemon runs{}",
+    Ok(format!(
+        "new records will have new keys; the sorter gives them to earlier ones once the daemon runs{}\n",
         match config.has_replica() {
             true => ", and its start writes them to the bucket",
             false => "",
         }
-    );
-    Ok(())
+    ))
 }
 
 /// Lets the daemon rotate, and waits for it.
-fn ask(disk: &dyn Disk) -> Result<(), Exit> {
+fn ask(disk: &dyn Disk) -> Result<String, Exit> {
     let asks = || match disk.create(ASK) {
         // An earlier command still waits: one rotation is enough for both.
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -259,8 +267,8 @@ fn ask(disk: &dyn Disk) -> Result<(), Exit> {
             .map_err(failed("looking for the answer of the daemon"))?;
         if !names.iter().any(|name| ASK.ends_with(name.as_str())) {
             if first_new()? > before {
-                println!("new records have new keys; the sorter gives them to earlier ones");
-                return Ok(());
+                let text = "new records have new keys; the sorter gives them to earlier ones\n";
+                return Ok(text.to_owned());
             }
             // Another command has asked before, and has given up.
             asks()?;

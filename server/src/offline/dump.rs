@@ -14,7 +14,7 @@ use wald_storage::{
 };
 
 use super::{
-    FAILED, OfflineOutput, escaped, failed, json_line, open, output_of, put_json, written,
+    FAILED, OfflineOutput, escaped, failed, json_line, open, output_of, put_json, say, written,
 };
 use crate::config::Config;
 use crate::encryption;
@@ -94,7 +94,7 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Re
         Ok(None) => {}
         Ok(Some(keys)) => offline = offline.with_keys(keys),
         // A damaged ring is a reason to look at the frames.
-        Err(why) => eprintln!("wald: {}; encrypted records are not shown", escaped(&why)),
+        Err(why) => say(&format!("{why}; encrypted records are not shown")),
     }
     let lsn = |name: &str| matches.get_one::<u64>(name).copied().map(Lsn::new);
     let filter = DumpFilter {

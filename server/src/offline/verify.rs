@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _, Write};
 use std::path::Path;
 
+use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -34,7 +35,9 @@ pub(super) fn command() -> Command {
             Arg::new("max-bytes-per-second")
                 .long("max-bytes-per-second")
                 .value_name("SIZE")
-                .help("Maximum bytes to read in a second, such as 64MiB (0 = no bound)")
+                .help(
+                    "Maximum bytes to read in a second, such as 64MiB (0 = no bound); not for backups and replicas",
+                )
                 .default_value("0")
                 .value_parser(|text: &str| Size::parse(text)),
         )
@@ -42,6 +45,10 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Result<u8, Exit> {
     if backups::is_place_of_backups(directory) {
+        if matches.value_source("max-bytes-per-second") == Some(ValueSource::CommandLine) {
+            let text = "--max-bytes-per-second is for a data directory: backups and replicas are read without a bound";
+            return Err(Exit::new(backups::USAGE, text));
+        }
         let config = &backups::with_trust(config, matches)?;
         let id = matches.get_one::<String>("backup");
         let json = output_of(matches) != OfflineOutput::Text;
@@ -56,6 +63,13 @@ pub(super) fn run(directory: &Path, matches: &ArgMatches, config: &Config) -> Re
     if matches.contains_id("trust") {
         let text =
             "--trust is for backups and replicas: a store in a data directory has no signature";
+        return Err(Exit::new(backups::USAGE, text));
+    }
+    if backups::names_backup(matches) {
+        let text = format!(
+            "--backup is for backups, and {} is no directory or bucket of them",
+            directory.display()
+        );
         return Err(Exit::new(backups::USAGE, text));
     }
     let offline = open(

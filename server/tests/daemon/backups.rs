@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::support::{Daemon, Told, append, output, part, wald};
+use crate::support::{Daemon, Told, append, output, part, unread, wald};
+use rustix::process::Signal;
 use tonic::Code;
 use wald_proto::backup;
 use wald_proto::v1;
@@ -309,6 +310,58 @@ async fn a_restore_is_refused_with_its_own_exit_codes() {
         ":0",
     ]));
     assert_eq!(started.status.code(), Some(65), "{started:?}");
+}
+
+#[tokio::test]
+async fn restore_and_verify_end_as_usual_where_nobody_reads_their_findings() {
+    let daemon = Daemon::start(&[]);
+    fill(&daemon, 0, 3).await;
+    let mut saved = save(&daemon, v1::BackupRequest::default()).await;
+    saved.manifest.findings.push(v1::Finding {
+        log: "a".to_owned(),
+        from_lsn: Some(7),
+        to_lsn: Some(9),
+        from_position: Some(1),
+        ..v1::Finding::default()
+    });
+    let scratch = tempfile::tempdir().unwrap();
+    let kept = scratch.path().join("backups");
+    saved.keep(&kept, "1");
+    let target = scratch.path().join("target");
+    let mut restore = wald();
+    restore.arg("restore").arg(&kept).arg("--data-dir");
+    let restored = restore.arg(&target).stderr(unread()).output().unwrap();
+    assert_eq!(restored.status.code(), Some(5), "{restored:?}");
+    assert!(target.join("FORMAT").exists());
+    assert!(!target.join("RESTORING").exists());
+    let mut verify = wald();
+    let verified = verify.arg("verify").arg(&kept).stderr(unread()).output();
+    let verified = verified.unwrap();
+    assert_eq!(verified.status.code(), Some(5), "{verified:?}");
+}
+
+#[tokio::test]
+async fn restore_into_the_directory_of_a_running_daemon_exits_with_4() {
+    let daemon = Daemon::start(&[]);
+    fill(&daemon, 0, 3).await;
+    let saved = save(&daemon, v1::BackupRequest::default()).await;
+    let scratch = tempfile::tempdir().unwrap();
+    let kept = scratch.path().join("backups");
+    saved.keep(&kept, "1");
+    let target = scratch.path().join("target");
+    let served = Daemon::start_in(&target, &[]);
+    let restore = || {
+        let mut restore = wald();
+        restore.arg("restore").arg(&kept);
+        output(restore.arg("--data-dir").arg(&target))
+    };
+    let refused = restore();
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    served.signal(Signal::TERM);
+    assert!(served.ended().await.success());
+    // It is free now, and not empty.
+    let refused = restore();
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tonic::Code;
 use wald_proto::v1;
 
-use crate::support::{Daemon, Told, append, output, payload, private_directory, until, wald};
+use crate::support::{Daemon, Told, append, full, output, payload, private_directory, until, wald};
 
 /// A text that no other byte of a store has by chance.
 const MARK: &str = "marked payload, for nobody else";
@@ -263,6 +263,52 @@ async fn rotation_works_while_the_daemon_runs_and_an_old_ring_is_refused() {
     let (code, message) = place.refused(&place.arguments(&[]));
     assert_eq!(code, Some(78), "{message}");
     assert!(message.contains("an older key ring"), "{message}");
+}
+
+#[test]
+fn rotation_whose_answer_nobody_gets_is_in_the_audit_log() {
+    let place = Place::new();
+    drop(place.start(&[]));
+    let audit = place.keys.path().join("audit.log");
+    let mut rotate = wald();
+    rotate
+        .args(["key", "rotate", "--data-dir"])
+        .arg(place.store());
+    rotate.arg("--encryption-key-file").arg(place.key_file());
+    rotate.arg("--audit-log").arg(&audit);
+    let rotated = rotate.stdout(full()).output().unwrap();
+    assert_eq!(rotated.status.code(), Some(74), "{rotated:?}");
+    let line: serde_json::Value = serde_json::from_slice(&fs::read(&audit).unwrap()).unwrap();
+    assert_eq!(
+        (&line["command"], &line["outcome"]),
+        (&"key rotate".into(), &"ok".into())
+    );
+}
+
+#[test]
+fn rotations_at_the_same_time_make_generations_of_their_own() {
+    let place = Place::new();
+    drop(place.start(&[]));
+    let generation = || {
+        let (shown, said) = place.key(&["show"]);
+        assert!(shown, "{said}");
+        let (_, number) = said.lines().next().unwrap().rsplit_once(' ').unwrap();
+        number.parse::<u64>().unwrap()
+    };
+    let before = generation();
+    let rotate = || {
+        let (rotated, said) = place.key(&["rotate"]);
+        assert!(rotated, "{said}");
+    };
+    rotate();
+    let each = generation() - before;
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(rotate);
+        }
+    });
+    assert_eq!(generation(), before + 9 * each);
+    drop(place.start(&[]));
 }
 
 #[tokio::test]

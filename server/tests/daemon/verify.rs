@@ -189,3 +189,19 @@ async fn commands_look_at_a_directory_that_nobody_serves_and_say_how_it_is() {
         Some(2)
     );
 }
+
+#[tokio::test]
+async fn options_that_do_not_hold_for_the_place_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    daemon.signal(Signal::TERM);
+    assert!(daemon.ended().await.success());
+    let store = offline(directory.path(), &["verify", "--backup", "20261201"]);
+    assert_eq!(store.status.code(), Some(2), "{store:?}");
+    let backups = tempfile::tempdir().unwrap();
+    std::fs::create_dir(backups.path().join("backups")).unwrap();
+    let line = ["verify", "--max-bytes-per-second", "1MiB"];
+    let backups = offline(backups.path(), &line);
+    assert_eq!(backups.status.code(), Some(2), "{backups:?}");
+    assert_eq!(offline(directory.path(), &line).status.code(), Some(0));
+}

@@ -87,6 +87,18 @@ pub(crate) fn output(command: &mut Command) -> Output {
     output
 }
 
+/// The writing side of a pipe that nobody reads.
+pub(crate) fn unread() -> Stdio {
+    let (_reader, writer) = std::io::pipe().unwrap();
+    writer.into()
+}
+
+/// A file on a device without space.
+pub(crate) fn full() -> Stdio {
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    full.unwrap().into()
+}
+
 /// A directory that only its owner can open, as a daemon with `auth_file` needs it.
 pub(crate) fn private_directory() -> TempDir {
     let mut directory = tempfile::Builder::new();

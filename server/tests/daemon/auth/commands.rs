@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::principals::{AuthFile, COMPANY};
-use crate::support::{output, wald};
+use crate::support::{full, output, unread, wald};
 
 /// Code and stderr of a start that must fail.
 fn refused(arguments: &[&str]) -> (i32, String) {
@@ -336,6 +336,34 @@ fn token_command_keeps_comments_and_the_mode_of_the_file() {
     assert!(file.command(&["revoke", id]).status.success());
     assert!(file.command(&["list"]).stdout.is_empty());
     assert_eq!(file.command(&["revoke", id]).status.code(), Some(78));
+}
+
+#[test]
+fn token_that_is_not_delivered_is_not_in_the_file() {
+    let file = AuthFile::new(COMPANY);
+    for stdout in [full(), unread()] {
+        let mut create = wald();
+        create.args(["token", "create", "--principal", "writer"]);
+        let made = create.arg(file.argument()).stdout(stdout).output().unwrap();
+        assert_eq!(made.status.code(), Some(74), "{made:?}");
+        let said = String::from_utf8(made.stderr).unwrap();
+        assert!(said.contains("was not delivered, and is revoked"), "{said}");
+        assert!(file.command(&["list"]).stdout.is_empty());
+    }
+}
+
+#[test]
+fn token_is_delivered_where_nobody_reads_about_it() {
+    let file = AuthFile::new(COMPANY);
+    let mut create = wald();
+    create.args(["token", "create", "--principal", "writer"]);
+    let made = create
+        .arg(file.argument())
+        .stderr(unread())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    assert!(made.stdout.starts_with(b"wald1_"), "{made:?}");
 }
 
 #[test]
