@@ -78,6 +78,8 @@ pub(crate) struct Memory {
     pub(crate) caller_prefix: Mutex<String>,
     /// The tokens of the calls so far.
     pub(crate) tokens: Mutex<Vec<String>>,
+    /// Calls of GetTail so far.
+    pub(crate) tail_calls: AtomicUsize,
     /// Deleted logs whose keys are still there, by name and number.
     pub(crate) unerased: Mutex<Vec<(String, u64)>>,
     /// Cuts every connection through the proxy.
@@ -142,6 +144,7 @@ impl Memory {
             lingers: AtomicBool::new(false),
             door: Mutex::default(),
             tokens: Mutex::default(),
+            tail_calls: AtomicUsize::new(0),
             unerased: Mutex::default(),
             cut: broadcast::channel(8).0,
         });
@@ -546,6 +549,7 @@ impl WalService for Memory {
 
     /// In every epoch but the first, which is the current one, 100 positions survived.
     async fn get_tail(&self, request: Request<GetTailRequest>) -> Answer<GetTailResponse> {
+        self.tail_calls.fetch_add(1, Ordering::Relaxed);
         let request = request.into_inner();
         let epoch = request.recovery_epoch;
         let mut state = self.state.lock().unwrap();

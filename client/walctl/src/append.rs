@@ -274,6 +274,7 @@ fn read_ahead(
     mut packer: Packer,
 ) -> mpsc::Receiver<InputPack> {
     let (sender, receiver) = mpsc::channel(PACKS_AHEAD);
+    let most = packer.most_record_bytes();
     let consumed = Arc::new(AtomicU64::new(0));
     std::thread::spawn(move || {
         let counted = CountedInput {
@@ -291,6 +292,7 @@ fn read_ahead(
             true => input::records(
                 BufReader::with_capacity(1 << 16, counted),
                 (InputCommand::Append, given.format),
+                most,
                 &mut push,
             ),
             false => {

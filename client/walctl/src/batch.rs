@@ -21,6 +21,7 @@ fn read(input: impl Read) -> Result<EntriesByLog> {
     input::records(
         input,
         (InputCommand::Batch, InputFormat::Json),
+        u64::MAX,
         &mut |entry: InputRecord| {
             count += 1;
             let log = entry.log.clone();

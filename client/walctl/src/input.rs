@@ -11,7 +11,7 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use clap::ValueEnum;
 use prost::Message;
@@ -28,6 +28,9 @@ use crate::output::{JsonHeader, from_base64, from_rfc3339, say};
 
 /// Largest message of a delimited input, bytes: as large as clients take from a server.
 const MAX_MESSAGE_BYTES: u64 = 64 << 20;
+
+/// Blanks around a record on its line, and the end of the line, bytes.
+const BLANK_BYTES: u64 = 1 << 10;
 
 /// Format of the input, which separates its records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -146,21 +149,23 @@ pub(crate) async fn apart<T: Send + 'static>(
     }
 }
 
-/// Calls `sink` with each record, in order.
+/// Calls `sink` with each record, in order. A line, or a whole input, of more than `most` bytes is no record, and is not
+/// read into memory.
 ///
 /// # Errors
 /// The sink's error, or the place in the input that the format does not allow.
 pub(crate) fn records(
     input: impl Read,
     (reader, format): (InputCommand, InputFormat),
+    most: u64,
     sink: Sink<'_>,
 ) -> Result<()> {
     let input = &mut *checked(input, (reader, format))?;
     match format {
-        InputFormat::Lines => lines(input, &mut |_, line| {
+        InputFormat::Lines => lines(input, most, &mut |_, line| {
             sink(InputRecord::plain(Bytes::copy_from_slice(line)))
         }),
-        InputFormat::Jsonl => lines(input, &mut |number, line| {
+        InputFormat::Jsonl => lines(input, most, &mut |number, line| {
             let line = line.trim_ascii();
             if line.is_empty() {
                 return Ok(());
@@ -172,8 +177,10 @@ pub(crate) fn records(
         InputFormat::Json => json_records(input, reader, sink),
         InputFormat::Raw => {
             let mut record = Vec::new();
-            let read = input.read_to_end(&mut record);
-            read.context("cannot read the input")?;
+            let read = input.take(most.saturating_add(1)).read_to_end(&mut record);
+            if read.context("cannot read the input")? as u64 > most {
+                return Err(too_long("the input", most));
+            }
             sink(InputRecord::plain(record))
         }
         InputFormat::Delimited => delimited(input, sink),
@@ -251,15 +258,31 @@ fn refuse_foreign(head: &[u8], reader: InputCommand) -> Result<()> {
     Ok(())
 }
 
+fn too_long(place: &str, most: u64) -> anyhow::Error {
+    anyhow!(
+        "{place} has more than {most} bytes, the most that the server takes in a record; split it, or raise \
+         max_record_bytes of the server"
+    )
+}
+
 /// Calls `sink` with number and content of each line. A newline at the end of the input
-/// ends the last line; it does not begin another.
-fn lines(input: &mut dyn BufRead, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+/// ends the last line; it does not begin another. A line of up to `most` bytes and some blanks is read.
+fn lines(
+    input: &mut dyn BufRead,
+    most: u64,
+    sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let longest = most.saturating_add(BLANK_BYTES);
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
-        let read = input.read_until(b'\n', &mut line);
-        if read.context("cannot read the input")? == 0 {
+        let read = input.take(longest).read_until(b'\n', &mut line);
+        let read = read.context("cannot read the input")? as u64;
+        if read == 0 {
             break;
+        }
+        if read == longest && !line.ends_with(b"\n") {
+            return Err(too_long(&format!("line {number}"), most));
         }
         sink(number, line.strip_suffix(b"\n").unwrap_or(&line))?;
     }
@@ -430,14 +453,15 @@ impl JsonEntry {
 }
 
 fn json_records(input: &mut dyn BufRead, reader: InputCommand, sink: Sink<'_>) -> Result<()> {
-    lines(input, &mut |number, line| {
+    // Escapes and base64 make a line longer than its record.
+    lines(input, u64::MAX, &mut |number, line| {
         let line = line.trim_ascii();
         if line.is_empty() {
             return Ok(());
         }
         json_line(number, line, reader)?;
         let entry = serde_json::from_slice::<JsonEntry>(line)
-            .map_err(|error| anyhow::anyhow!(without_place(&error)))
+            .map_err(|error| anyhow!(without_place(&error)))
             .and_then(JsonEntry::into_entry)
             .with_context(|| match reader {
                 InputCommand::Append => format!(
@@ -521,9 +545,12 @@ fn varint(input: &mut dyn BufRead) -> Result<(u64, u64)> {
 mod tests {
     use super::*;
 
+    /// Most bytes of a record.
+    const MOST: u64 = 1 << 20;
+
     fn entries(input: &[u8], format: InputFormat) -> Result<Vec<InputRecord>> {
         let mut found = Vec::new();
-        records(input, (InputCommand::Append, format), &mut |entry| {
+        records(input, (InputCommand::Append, format), MOST, &mut |entry| {
             found.push(entry);
             Ok(())
         })?;
@@ -646,10 +673,37 @@ mod tests {
         let error = records(
             &b"[1]"[..],
             (InputCommand::Append, InputFormat::JsonArray),
+            MOST,
             stop,
         )
         .unwrap_err();
         assert_eq!(error.to_string(), "enough");
+    }
+
+    #[test]
+    fn input_without_an_end_is_refused_once_it_is_longer_than_a_record() {
+        for (format, place) in [
+            (InputFormat::Lines, "line 2"),
+            (InputFormat::Jsonl, "line 2"),
+            (InputFormat::Raw, "the input"),
+        ] {
+            let endless = (&b"1\n"[..]).chain(std::io::repeat(b'1'));
+            let read = records(endless, (InputCommand::Append, format), 9, &mut |_| Ok(()));
+            let error = read.unwrap_err().to_string();
+            let said = format!("{place} has more than 9 bytes, the most that the server takes");
+            assert!(error.starts_with(&said), "{error}");
+        }
+        // The longest record is read to the last byte.
+        let line = [b'1'; 9];
+        for format in [InputFormat::Lines, InputFormat::Jsonl, InputFormat::Raw] {
+            let read = records(
+                &line[..],
+                (InputCommand::Append, format),
+                9,
+                &mut |_| Ok(()),
+            );
+            read.unwrap();
+        }
     }
 
     #[test]

@@ -132,6 +132,11 @@ impl Packer {
         }
     }
 
+    /// Maximum size of a record, bytes.
+    pub(crate) fn most_record_bytes(&self) -> u64 {
+        self.limits.record_bytes
+    }
+
     /// Adds a record. Returns the pack before it if that is full.
     pub(crate) fn push(&mut self, entry: InputRecord) -> Result<Option<Pack>> {
         self.seen += 1;

@@ -29,6 +29,10 @@ pub(crate) async fn read(client: &Client, args: ReadArgs, output: Output) -> Res
         read = read.any_node();
     }
     let mut out = Out::of_records(output, args.unescaped)?;
+    // To the contract 0 is the default; to the caller it is none at all.
+    if args.max == 0 {
+        return Ok(ExitKind::Ok);
+    }
     let page = read.await?;
     let (next, tail) = (page.next_lsn, page.tail_lsn);
     let batch = Batch {
@@ -80,7 +84,7 @@ pub(crate) async fn scan(client: &Client, args: ScanArgs, output: Output) -> Res
     }
     let out = Out::of_records(output, args.unescaped)?;
     if let (Some(log), true) = (&args.log, args.follow) {
-        announce_wait(client, log).await?;
+        announce_wait(client, log, args.any_node).await?;
     }
     let selector = selector(args.log, args.prefix);
     let mut scan = if args.follow {
@@ -117,7 +121,7 @@ pub(crate) async fn tail(client: &Client, args: TailArgs, output: Output) -> Res
         .map_or(Visibility::Unspecified, Visibility::from);
     let out = Out::of_records(output, args.unescaped)?;
     if let Some(log) = &args.log {
-        announce_wait(client, log).await?;
+        announce_wait(client, log, args.any_node).await?;
     }
     let one_log = args.log.is_some();
     // Of several logs a scan begins at no number of records before its tail.
@@ -145,8 +149,19 @@ fn selector(log: Option<String>, prefix: Option<String>) -> Selector {
 }
 
 /// Says that a log is waited for, if there is none: a slip of the finger would wait for ever.
-async fn announce_wait(client: &Client, log: &str) -> Result<()> {
-    match client.get_tail(log, Visibility::Unspecified, None).await {
+async fn announce_wait(client: &Client, log: &str, any_node: bool) -> Result<()> {
+    let found = match any_node {
+        // Only the owner answers GetTail. An empty page of a copy says as much.
+        true => {
+            let page = client.read(log).last(0).max_records(1).any_node();
+            page.await.map(drop)
+        }
+        false => {
+            let tail = client.get_tail(log, Visibility::Unspecified, None);
+            tail.await.map(drop)
+        }
+    };
+    match found {
         Err(error) if error.reason() == Some(Reason::LogNotFound) => {
             say(&format!(
                 "there is no log {log} yet; waiting for its first record (`walctl logs` lists logs)"
@@ -154,7 +169,7 @@ async fn announce_wait(client: &Client, log: &str) -> Result<()> {
             Ok(())
         }
         Err(error) => Err(error.into()),
-        Ok(_) => Ok(()),
+        Ok(()) => Ok(()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! walctl with several servers that share a store.
 
+use std::sync::atomic::Ordering;
+
 use crate::command::Fixture;
 
 /// A port that no server of a test has.
@@ -54,4 +56,25 @@ async fn each_command_goes_on_to_the_owner_that_a_server_names() {
         ran.stdout,
         ran.stderr
     );
+}
+
+#[tokio::test]
+async fn followers_of_any_node_never_call_for_the_tail_which_the_owner_has() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log --text x", "").await;
+    for command in ["tail log", "scan log --follow"] {
+        let line = format!("{command} --limit 1 --any-node -o raw");
+        let ran = fixture.walctl(&line, "").await;
+        assert_eq!(
+            (ran.code, ran.stdout.as_str()),
+            (0, "x\n"),
+            "{}",
+            ran.stderr
+        );
+        assert_eq!(
+            fixture.memory.tail_calls.load(Ordering::Relaxed),
+            0,
+            "{command}"
+        );
+    }
 }

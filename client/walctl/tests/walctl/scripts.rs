@@ -693,6 +693,14 @@ async fn page_that_its_bytes_end_says_how_to_go_on() {
 }
 
 #[tokio::test]
+async fn read_of_no_records_prints_none() {
+    let fixture = Fixture::new().await;
+    fixture.walctl("append log --text x", "").await;
+    let none = fixture.walctl("read log --max 0", "").await;
+    assert_eq!((none.code, none.stdout.as_str()), (0, ""));
+}
+
+#[tokio::test]
 async fn file_where_the_log_belongs_is_noticed() {
     let fixture = Fixture::new().await;
     let done = fixture.walctl("append Cargo.toml", "").await;
