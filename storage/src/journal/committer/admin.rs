@@ -63,7 +63,7 @@ impl<T: SegmentTail> Committer<T> {
             let error = TargetError::NotFound { log: name.clone() };
             return (Some(Position::ZERO), Err(error.into()));
         };
-        // A log that leaves `manual` must not keep records in memory. Without space for them the settings change all the same.
+        // A log that leaves `manual` must not keep records in memory. Without space for them the settings still change.
         if let Err(error) = self.write_buffered(&log)
             && error.shortage().is_none()
         {
