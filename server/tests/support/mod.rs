@@ -31,6 +31,8 @@ pub(crate) struct Daemon {
     directory: Option<TempDir>,
     /// Content of the start line.
     pub(crate) start: serde_json::Value,
+    /// The lines before it.
+    pub(crate) before: Vec<String>,
     pub(crate) log: mpsc::Receiver<String>,
 }
 
@@ -181,6 +183,7 @@ impl Daemon {
             child,
             directory: None,
             start,
+            before: seen,
             log,
         }
     }
