@@ -171,8 +171,8 @@ impl Engine {
         self.0.delete_log(log.into_inner()).await
     }
 
-    /// Deletes a log, and destroys its keys before this returns. Returns the number of the log. Erasures wait for each other:
-    /// one does nothing whose deadline passes meanwhile, or whose caller loses the right.
+    /// Deletes a log, and destroys its keys before this returns. Returns the number of the log. Erasures wait for each other.
+    /// If its deadline passes meanwhile, or its caller loses the right, an erasure does nothing.
     ///
     /// # Errors
     /// NO_OWN_KEY and the others of a deletion: nothing was deleted. If the keys cannot be destroyed after the deletion,

@@ -1,10 +1,11 @@
 //! Backups over the wire, and stores restored by the built binary.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::support::{Daemon, Told, append, output, part, unread, wald};
 use rustix::process::Signal;
+use tempfile::TempDir;
 use tonic::Code;
 use wald_proto::backup;
 use wald_proto::v1;
@@ -260,14 +261,20 @@ async fn four_backups_run_at_a_time_and_a_client_that_goes_away_ends_its_own() {
     }
 }
 
-#[tokio::test]
-async fn a_restore_is_refused_with_its_own_exit_codes() {
+/// A daemon, and the backup of its store in a directory that is kept.
+async fn backed_up() -> (Daemon, Saved, TempDir, PathBuf) {
     let daemon = Daemon::start(&[]);
     fill(&daemon, 0, 3).await;
     let saved = save(&daemon, v1::BackupRequest::default()).await;
     let scratch = tempfile::tempdir().unwrap();
     let kept = scratch.path().join("backups");
     saved.keep(&kept, "1");
+    (daemon, saved, scratch, kept)
+}
+
+#[tokio::test]
+async fn a_restore_is_refused_with_its_own_exit_codes() {
+    let (_daemon, saved, scratch, kept) = backed_up().await;
     let target = scratch.path().join("target");
     let restore = |more: &[&str]| {
         let ended = output(
@@ -342,12 +349,7 @@ async fn restore_and_verify_end_as_usual_where_nobody_reads_their_findings() {
 
 #[tokio::test]
 async fn restore_into_the_directory_of_a_running_daemon_exits_with_4() {
-    let daemon = Daemon::start(&[]);
-    fill(&daemon, 0, 3).await;
-    let saved = save(&daemon, v1::BackupRequest::default()).await;
-    let scratch = tempfile::tempdir().unwrap();
-    let kept = scratch.path().join("backups");
-    saved.keep(&kept, "1");
+    let (_daemon, _, scratch, kept) = backed_up().await;
     let target = scratch.path().join("target");
     let served = Daemon::start_in(&target, &[]);
     let restore = || {

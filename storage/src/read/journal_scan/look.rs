@@ -86,6 +86,11 @@ fn of_nobody() -> Gap {
     }
 }
 
+/// Whether a gap begins where another one of its log ends, for the same reason.
+fn follows(before: &Gap, gap: &Gap) -> bool {
+    before.log == gap.log && before.reason == gap.reason && before.to == gap.from
+}
+
 /// Gaps of one log that follow each other as one: a hole may have many damaged frames of a few logs.
 fn joined(gaps: impl Iterator<Item = Gap>) -> Vec<Gap> {
     let mut all: Vec<Gap> = Vec::new();
@@ -96,7 +101,7 @@ fn joined(gaps: impl Iterator<Item = Gap>) -> Vec<Gap> {
             continue;
         };
         let before = newest.get(log).and_then(|at| all.get_mut(*at));
-        match before.filter(|before| before.reason == gap.reason && before.to == gap.from) {
+        match before.filter(|before| follows(before, &gap)) {
             Some(before) => before.to = gap.to,
             None => {
                 newest.insert(log.clone(), all.len());
@@ -563,26 +568,20 @@ impl JournalReadStep {
         if self.batches.iter().any(|batch| batch.log_id == log.id) {
             return Continuation::Full;
         }
-        let same = |gap: &&mut Gap| gap.reason == reason && gap.log.as_ref() == Some(&log.name);
-        let last = self
-            .gaps
-            .iter_mut()
-            .rev()
-            .find(same)
-            .filter(|gap| gap.to == Some(from));
-        match last {
-            Some(gap) => gap.to = Some(to),
+        let gap = Gap {
+            log: Some(log.name.clone()),
+            from: Some(from),
+            to: Some(to),
+            reason,
+        };
+        let mut last_first = self.gaps.iter_mut().rev();
+        match last_first.find(|before| follows(before, &gap)) {
+            Some(before) => before.to = gap.to,
             None => {
                 self.bytes = self
                     .bytes
                     .saturating_sub(BATCH_OVERHEAD + log.name.as_str().len());
-                let log = Some(log.name.clone());
-                self.gaps.push(Gap {
-                    log,
-                    from: Some(from),
-                    to: Some(to),
-                    reason,
-                });
+                self.gaps.push(gap);
             }
         }
         if self.bytes == 0 {
